@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lance_namespace.errors import LanceNamespaceError
 
     from tiltyard.config import Settings
+    from tiltyard.contracts.checked_rows import CheckedRows
     from tiltyard.model.freshness import Freshness
     from tiltyard.model.paging import Paging
     from tiltyard.model.settings.secret_keys import SecretKeys
@@ -231,6 +232,7 @@ class Context(msgspec.Struct, frozen=True, eq=False):
     - `freshness`: the oldest state of its table that the response may come from.
     - `database`: the namespace that a client of lancedb has connected to, which full ids of its responses are relative
       to; the root for all others.
+    - `checked_rows`: what was found of the rows of a commit before they were written, where their table has a contract.
     - `clock` (of the services) counts milliseconds since 1970.
     """
 
@@ -246,6 +248,7 @@ class Context(msgspec.Struct, frozen=True, eq=False):
     mounted: MountedObjects | None = None
     freshness: Freshness | None = None
     database: Id = Id()
+    checked_rows: CheckedRows | None = None
 
     @property
     def settings(self) -> Settings:

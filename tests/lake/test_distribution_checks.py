@@ -11,8 +11,8 @@ from lance_namespace.errors import InvalidInputError
 
 import tiltyard
 from tiltyard.change_feed.table_history import read_transaction
+from tiltyard.contracts.checks import parse_check
 from tiltyard.pipeline.writing.distribution_checks import PROFILES_PROPERTY, QUANTILES, ColumnProfile, compare
-from tiltyard.pipeline.writing.quality_checks import parse_check
 
 CHECK = "distribution(price, 0.1)"
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from lance_namespace.errors import InvalidInputError, TableNotFoundError
 
+from tiltyard.contracts.checks import parse_check
 from tiltyard.model.schemas.type_names import parse_type
 from tiltyard.pipeline.catalog_client import table as table_of
 from tiltyard.pipeline.functions.calls import GuardedFunction
@@ -18,7 +19,6 @@ from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.writing import write_job
 from tiltyard.pipeline.writing.options import WriteOptions
-from tiltyard.pipeline.writing.quality_checks import parse_check
 from tiltyard.pipeline.writing.row_sources import FrameRows
 from tiltyard.pipeline.writing.target_table import WriteMode
 from tiltyard.pipeline.writing.write_job import write_source

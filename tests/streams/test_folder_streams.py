@@ -16,6 +16,7 @@ import pytest
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, InvalidTableStateError
 
 from tests.streams.conftest import Put, RunStream
+from tiltyard.contracts.checks import parse_check
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.streams import target as stream_target
@@ -23,7 +24,6 @@ from tiltyard.pipeline.streams.batches import BatchLimits, StreamBatch, with_seq
 from tiltyard.pipeline.streams.folder import FolderSource
 from tiltyard.pipeline.streams.job import stream
 from tiltyard.pipeline.streams.target import StreamOptions, StreamTable
-from tiltyard.pipeline.writing.quality_checks import parse_check
 from tiltyard.runtime.failpoints import FaultError, Point
 
 LIMITS = BatchLimits(50_000, 1 << 20, 0.01)

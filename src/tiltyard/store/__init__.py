@@ -63,6 +63,7 @@ from tiltyard.store.repository import (
 )
 from tiltyard.store.schema import StoreNewerError, StoreVersionError
 from tiltyard.store.store import Store, UnitOfWork, database_exists, is_empty_database, load_dump, open_store, upgrade
+from tiltyard.store.tables.contracts import CheckedVersion, TestRecord
 from tiltyard.store.tables.folder_deletions import CREATING, DROPPED, RESERVED
 from tiltyard.store.tables.location_overlap import DROP_MOUNTED_TABLE
 from tiltyard.store.tables.queued_appends import RETURNED, AppendNotWaitingError, QueuedAppend
@@ -83,6 +84,7 @@ __all__ = [
     "AppendNotWaitingError",
     "AuditFilter",
     "AuditRecord",
+    "CheckedVersion",
     "Creator",
     "DroppedNamespace",
     "DumpHeader",
@@ -127,6 +129,7 @@ __all__ = [
     "TableProblem",
     "TableRecord",
     "TableUpkeep",
+    "TestRecord",
     "TransactionRecord",
     "UnitOfWork",
     "UploadPart",

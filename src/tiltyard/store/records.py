@@ -51,7 +51,7 @@ class TableRecord(msgspec.Struct, frozen=True):
 
     A `managed` table commits through the server (see `VersionRecord`). `mount_id` is set in the record of a table that
     was looked up through its mount: its location and properties are those of the other catalog. `primary_key` is the
-    declaration of an enforced key, as text that is opaque to the store.
+    declaration of an enforced key, `contract` that of the checks of rows, as texts that are opaque to the store.
     """
 
     id: int
@@ -66,16 +66,18 @@ class TableRecord(msgspec.Struct, frozen=True):
     updated_at: int
     mount_id: int | None = None
     primary_key: str | None = None
+    contract: str | None = None
 
     COLUMNS = (
         "id, namespace_id, name, location, properties, managed, declared, registered, created_at, updated_at,"
-        " primary_key"
+        " primary_key, contract"
     )
 
     @classmethod
     def of(cls, row: tuple[Any, ...]) -> TableRecord:
         """Read a row of COLUMNS."""
-        id_, namespace_id, name, location, properties, managed, declared, registered, created_at, updated_at, key = row
+        id_, namespace_id, name, location, properties, managed, declared, registered, *remaining = row
+        created_at, updated_at, primary_key, contract = remaining
         return cls(
             id_,
             namespace_id,
@@ -88,7 +90,8 @@ class TableRecord(msgspec.Struct, frozen=True):
             created_at,
             updated_at,
             None,
-            key,
+            primary_key,
+            contract,
         )
 
 
@@ -215,7 +218,8 @@ class NewVersion(msgspec.Struct, frozen=True):
     staged file has to be durable before the version is recorded. `content` is that of a staged object, which is not
     stored: to finalize it, no one has to read it again. `finalized_by_rename` says that finalizing renames the
     staged file, so that its size and ETag are known already. With `expected_name`, a (namespace id, name), the version
-    is recorded only while the table has that name; it is recorded only while the table has this `primary_key`.
+    is recorded only while the table has that name; it is recorded only while the table has this `primary_key` and
+    this `contract`. `checks` says what checks of the contract have found, as JSON, where there is something to say.
     `checked_key` names the declaration of the key that all rows of this version were found to fulfil. `files` are those
     on a disk that have to be whole and durable before the version is recorded.
     """
@@ -234,7 +238,9 @@ class NewVersion(msgspec.Struct, frozen=True):
     finalized_by_rename: bool = False
     expected_name: tuple[int, str] | None = None
     primary_key: str | None = None
+    contract: str | None = None
     checked_key: str | None = None
+    checks: str | None = None
     content: bytes | None = None
     files: tuple[WrittenFile, ...] = ()
 

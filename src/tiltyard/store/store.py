@@ -32,6 +32,7 @@ from tiltyard.store.namespaces import Namespaces
 from tiltyard.store.processes import Processes
 from tiltyard.store.repository import Generations
 from tiltyard.store.sqlite.database import SqliteDatabase
+from tiltyard.store.tables.contracts import ContractResults
 from tiltyard.store.tables.folder_deletions import FolderDeletions
 from tiltyard.store.tables.lineage import Lineage
 from tiltyard.store.tables.queued_appends import QueuedAppends
@@ -64,6 +65,7 @@ class UnitOfWork(
     TableMoves,
     Versions,
     DeletedVersions,
+    ContractResults,
     QueuedAppends,
     Snapshots,
     Lineage,

@@ -8,14 +8,9 @@ import json
 import pyarrow as pa
 import pytest
 
+from tiltyard.contracts.checks import parse_check, validate_checks
 from tiltyard.model.refusals import RefusedError
-from tiltyard.pipeline.writing.quality_checks import (
-    CheckCounter,
-    judge_counts,
-    parse_check,
-    report_checks,
-    validate_checks,
-)
+from tiltyard.pipeline.writing.quality_checks import CheckCounter, judge_counts, report_checks
 
 NOW = datetime.datetime.now(datetime.UTC)
 ROWS = pa.record_batch(

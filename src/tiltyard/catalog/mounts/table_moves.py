@@ -93,6 +93,8 @@ def move_table(ctx: Context, request: models.MoveTableRequest) -> models.MoveTab
     record = ctx.find_table(path)
     if record.primary_key is not None:
         raise InvalidInputError(f"{path} has a primary key, which holds in this catalog only: drop the key first.")
+    if record.contract is not None:
+        raise InvalidInputError(f"{path} has a contract, which holds in this catalog only: drop the contract first.")
     mount.check_allowed(record.location)
     allow_wider = bool(request.allow_wider_access)
     namespace = ctx.find_namespace(new_path.parent).id

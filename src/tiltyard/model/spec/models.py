@@ -503,6 +503,14 @@ class CheckTableVersionResponse(Model, kw_only=True):
     version: Count64
 
 
+class CheckedCommit(Model, kw_only=True):
+    version: Count64
+    branch: str | None = None
+    committed_at: Count64
+    warned: dict[str, Count64] | None = None
+    rejected: Count64 | None = None
+
+
 class CherryPickPreview(Model, kw_only=True):
     promotedColumns: list[str]
 
@@ -624,6 +632,7 @@ class CompleteMultipartWriteRequest(Request, kw_only=True):
 class CompleteMultipartWriteResponse(Model, kw_only=True):
     num_inserted_rows: Count64 | None = None
     version: Count64
+    num_rejected_rows: Count64 | None = None
 
 
 class CountTableRowsRequest(Request, kw_only=True):
@@ -835,6 +844,7 @@ class CreateTableResponse(Response, kw_only=True):
     version: Count64 | None = None
     storage_options: dict[str, str] | None = None
     properties: dict[str, str] | None = None
+    num_rejected_rows: Count64 | None = None
 
 
 class CreateTableScalarIndexResponse(Response, kw_only=True):
@@ -1055,6 +1065,19 @@ class DescribeSnapshotResponse(Response, kw_only=True):
     snapshot: SnapshotEntry
 
 
+class DescribeTableContractRequest(Request, kw_only=True, forbid_unknown_fields=True):
+    id: list[str] | None = None
+    limit: Positive64 | None = None
+
+
+class DescribeTableContractResponse(Response, kw_only=True):
+    checks: list[str]
+    on_failure: str
+    clients: str
+    tests: list[TableTest]
+    commits: list[CheckedCommit]
+
+
 class DescribeTableIndexStatsRequest(Request, kw_only=True):
     id: list[str] | None = None
     version: Count64 | None = None
@@ -1228,6 +1251,14 @@ class DropSnapshotRequest(Request, kw_only=True, forbid_unknown_fields=True):
 
 
 class DropSnapshotResponse(Response, kw_only=True):
+    pass
+
+
+class DropTableContractRequest(Request, kw_only=True, forbid_unknown_fields=True):
+    id: list[str] | None = None
+
+
+class DropTableContractResponse(Response, kw_only=True):
     pass
 
 
@@ -1547,6 +1578,7 @@ class InsertIntoTableResponse(Response, kw_only=True):
     transaction_id: str | None = None
     num_inserted_rows: Count64 | None = None
     version: Count64 | None = None
+    num_rejected_rows: Count64 | None = None
 
 
 class JobEntry(Model, kw_only=True):
@@ -2010,6 +2042,7 @@ class MergeInsertIntoTableResponse(Response, kw_only=True):
     version: Count64 | None = None
     num_attempts: Count64 | None = None
     num_rows: Count64 | None = None
+    num_rejected_rows: Count64 | None = None
 
 
 class MinHashQuery(Model, kw_only=True):
@@ -2458,6 +2491,19 @@ class SecretEntry(Model, kw_only=True):
     name: str
 
 
+class SetTableContractRequest(Request, kw_only=True, forbid_unknown_fields=True):
+    id: list[str] | None = None
+    checks: list[str]
+    on_failure: str | None = None
+    clients: str | None = None
+
+
+class SetTableContractResponse(Response, kw_only=True):
+    checks: list[str]
+    on_failure: str
+    clients: str
+
+
 class SetTablePolicyRequest(Request, kw_only=True, forbid_unknown_fields=True):
     id: list[str] | None = None
     name: str
@@ -2546,6 +2592,15 @@ class TablePolicy(Model, kw_only=True):
     set_at_millis: Int64
 
 
+class TableTest(Model, kw_only=True):
+    version: Count64
+    branch: str | None = None
+    tested_at: Count64
+    requested_by: str
+    passed: bool
+    results: list[TestedCheck]
+
+
 class TableVersion(Model, kw_only=True):
     version: Count64
     manifest_path: str
@@ -2559,6 +2614,25 @@ class TagContents(Model, kw_only=True):
     branch: str | None = None
     version: Count64
     manifestSize: Count64
+
+
+class TestTableRequest(Request, kw_only=True, forbid_unknown_fields=True):
+    id: list[str] | None = None
+    branch: str | None = None
+    version: Count64 | None = None
+
+
+class TestTableResponse(Response, kw_only=True):
+    passed: bool
+    version: Count64
+    results: list[TestedCheck]
+
+
+class TestedCheck(Model, kw_only=True):
+    check: str
+    level: str
+    passed: bool
+    found: str | None = None
 
 
 class UndropNamespaceRequest(Request, kw_only=True, forbid_unknown_fields=True):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
 from lance_namespace.errors import LanceNamespaceError
 
+from tiltyard.contracts.checks import parse_check
 from tiltyard.model.lineage import JobLineage, LineageSource
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline import catalog_client
@@ -43,7 +44,6 @@ from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.task_errors import clean_message
 from tiltyard.pipeline.writing.commit import CommitConflictError
 from tiltyard.pipeline.writing.options import StreamRowOptions
-from tiltyard.pipeline.writing.quality_checks import parse_check
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -22,6 +22,7 @@ from lance_namespace.errors import (
     TableSchemaValidationError,
 )
 
+from tiltyard.contracts.checks import QualityCheck, validate_checks
 from tiltyard.model.lineage import JobLineage
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.column_names import check_new_columns
@@ -47,7 +48,7 @@ from tiltyard.pipeline.writing.fragments import (
     parse_fragments,
     write_batches,
 )
-from tiltyard.pipeline.writing.quality_checks import CheckCounter, QualityCheck, validate_checks
+from tiltyard.pipeline.writing.quality_checks import CheckCounter
 from tiltyard.pipeline.writing.target_table import TargetTable, WriteMode, prepare_target
 from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec, describe_unfit, encode_rejects
 from tiltyard.pipeline.writing.write_job import check_rows

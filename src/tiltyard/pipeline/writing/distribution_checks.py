@@ -24,8 +24,8 @@ from tiltyard.pipeline.writing.key_checks import new_rows
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tiltyard.contracts.checks import QualityCheck
     from tiltyard.pipeline.table_location import TableLocation
-    from tiltyard.pipeline.writing.quality_checks import QualityCheck
     from tiltyard.pipeline.writing.target_table import TargetTable
 
 PROFILES_PROPERTY = "tiltyard.profiles"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypedDict
 
+from tiltyard.contracts.checks import QualityCheck, parse_check
 from tiltyard.functions.ready_made import is_ready_made
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.type_names import parse_type
@@ -17,7 +18,6 @@ from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.sources.file_options import CsvOptions, FileOptions
 from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE
-from tiltyard.pipeline.writing.quality_checks import QualityCheck, parse_check
 from tiltyard.pipeline.writing.target_table import WriteMode
 
 

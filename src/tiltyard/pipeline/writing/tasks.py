@@ -15,6 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tiltyard.contracts.checks import QualityCheck
+from tiltyard.contracts.rejects import ROWS_PER_FILE, encode_reject
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.functions.calls import GuardedFunction
 from tiltyard.pipeline.sources.casts import ColumnMapping, apply_function, cast_batch
@@ -22,10 +24,9 @@ from tiltyard.pipeline.sources.filesystem import write_file
 from tiltyard.pipeline.sources.readers import Piece, SourceReader
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
 from tiltyard.pipeline.writing.fragments import FragmentTarget, delete_fragment_files, write_batches
-from tiltyard.pipeline.writing.quality_checks import CheckCounter, QualityCheck
+from tiltyard.pipeline.writing.quality_checks import CheckCounter
 from tiltyard.view_refresh.added_columns import AddedColumns
 
-REJECTS_PER_FILE = 10_000
 _MAX_ROW_TEXT = 1000
 
 RowStream = Iterable[pa.RecordBatch | RejectedRow]
@@ -245,8 +246,8 @@ class RejectFiles:
     def add(self, reason: str, row: Any) -> None:
         """Add a row; a full file is written."""
         self.count += 1
-        self._buffer.append(_encode_reject(reason, row))
-        if len(self._buffer) == REJECTS_PER_FILE:
+        self._buffer.append(encode_reject(reason, row))
+        if len(self._buffer) == ROWS_PER_FILE:
             self.flush()
 
     def flush(self) -> None:
@@ -268,11 +269,7 @@ def describe_unfit(rejected: RejectedRow) -> RefusedError:
 
 def encode_rejects(rejected: Iterable[RejectedRow]) -> bytes:
     """Return rejected rows as lines of JSON: {"reason": …, "row": …}."""
-    return b"".join(_encode_reject(row.reason, row.row) for row in rejected)
-
-
-def _encode_reject(reason: str, row: Any) -> bytes:
-    return json.dumps({"reason": reason, "row": row}, default=_to_text).encode() + b"\n"
+    return b"".join(encode_reject(row.reason, row.row) for row in rejected)
 
 
 def _to_text(value: Any) -> str:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, TableAlreadyExistsError, TableNotFoundError
 
+from tiltyard.contracts.checks import KEY_CHECKS, QualityCheck, validate_checks
 from tiltyard.model.lineage import JobLineage, LineageSource
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.catalog_client import Table
@@ -45,12 +46,9 @@ from tiltyard.pipeline.writing.key_checks import (
 )
 from tiltyard.pipeline.writing.options import WriteOptions
 from tiltyard.pipeline.writing.quality_checks import (
-    KEY_CHECKS,
     CheckResult,
-    QualityCheck,
     judge_counts,
     report_checks,
-    validate_checks,
 )
 from tiltyard.pipeline.writing.target_table import TargetTable, forget_location, prepare_target
 from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec

@@ -63,6 +63,27 @@ def column_numbers(content: bytes) -> dict[str, int]:
     }
 
 
+def field_numbers(content: bytes) -> dict[str, frozenset[int]]:
+    """Return the ids of a valid manifest's top-level columns by their names, each with those of the fields in it."""
+    columns = [dict(message_fields(column)) for column in byte_fields(message_of(content), _COLUMNS)]
+    parents = {column.get(3, 0): column.get(4, 0) for column in columns}
+    numbers = {name: {number} for name, number in column_numbers(content).items()}
+    names: dict[object, str] = {number: name for name, number in column_numbers(content).items()}
+    for number in parents:
+        top: object = number
+        while parents.get(top, _TOP_LEVEL) != _TOP_LEVEL:
+            top = parents[top]
+        assert isinstance(number, int)
+        if top in names:
+            numbers[names[top]].add(number)
+    return {name: frozenset(fields) for name, fields in numbers.items()}
+
+
+def count_rows(content: bytes) -> int:
+    """Return the number of rows of a valid manifest."""
+    return _live_rows(_parse(raw, frozenset()) for raw in byte_fields(message_of(content), _FRAGMENTS))
+
+
 def compare_rows(before: bytes | None, after: bytes, columns: frozenset[int], *, consecutive: bool) -> RowChange:
     """Compare the values of columns, by their ids, between two valid manifests; None before: all rows are brought.
 

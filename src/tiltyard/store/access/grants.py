@@ -115,6 +115,7 @@ _TABLE_DEPENDENTS = (
     "lineage",
     "schedules",
     "schedule_sources",
+    "table_tests",
 )
 DELETE_OF_NAMESPACES = tuple(
     f"DELETE FROM {name} WHERE namespace_id IN ({{ids}})" for name in ("named_secrets", "functions", "schedules")

@@ -101,9 +101,10 @@ PATHS_PER_STATEMENT = 32
 MARK_WRITTEN = f"UPDATE tables SET declared = FALSE, updated_at = ? WHERE id = ? RETURNING {TableRecord.COLUMNS}"
 LOCK_PROPERTIES = "SELECT properties FROM tables WHERE id = ? /*+ FOR UPDATE */"
 SET_PROPERTIES = f"UPDATE tables SET properties = ?, updated_at = ? WHERE id = ? RETURNING {TableRecord.COLUMNS}"
-LOCK_PRIMARY_KEY = "SELECT primary_key, properties FROM tables WHERE id = ? /*+ FOR UPDATE */"
-SET_PRIMARY_KEY = f"""
-    UPDATE tables SET primary_key = ?, properties = ?, updated_at = ? WHERE id = ? RETURNING {TableRecord.COLUMNS}
+LOCK_DECLARATIONS = "SELECT primary_key, contract, properties FROM tables WHERE id = ? /*+ FOR UPDATE */"
+SET_DECLARATIONS = f"""
+    UPDATE tables SET primary_key = ?, contract = ?, properties = ?, updated_at = ? WHERE id = ?
+    RETURNING {TableRecord.COLUMNS}
 """
 CANCEL_DELETION = f"DELETE FROM doomed_folders WHERE location = ? AND reason = '{CREATING}' AND claims = 0"
 USE_RESERVATION = f"DELETE FROM doomed_folders WHERE location = ? AND reason = '{RESERVED}' AND claims = 0"
@@ -439,18 +440,40 @@ class Tables(Repository):
 
         The changes are as in `change_table_properties`. `checked_versions` are the versions, by branch, that were found
         to fulfil the key. Raises TableNotFoundError, ConcurrentModificationError if a version was recorded after one of
-        them, or the key is another one by now.
+        them, or the key or the contract is another one by now.
         """
-        row = self.connection.row(LOCK_PRIMARY_KEY, table.id)  # waits for commits, and they for this
+        return self._declare(table, primary_key, table.contract, changes, checked_versions or {})
+
+    @writes
+    def set_contract(
+        self,
+        table: TableRecord,
+        contract: str | None,
+        changes: Mapping[str, str | None],
+        checked_versions: Mapping[str, int] | None = None,
+    ) -> TableRecord:
+        """Replace the contract of a table, None for none, and change its properties: all as `set_primary_key` does."""
+        return self._declare(table, table.primary_key, contract, changes, checked_versions or {})
+
+    def _declare(
+        self,
+        table: TableRecord,
+        primary_key: str | None,
+        contract: str | None,
+        changes: Mapping[str, str | None],
+        checked_versions: Mapping[str, int],
+    ) -> TableRecord:
+        row = self.connection.row(LOCK_DECLARATIONS, table.id)  # waits for commits, and they for this
         if row is not None and row[0] != table.primary_key:
             raise ConcurrentModificationError("The primary key of this table was changed meanwhile: try again.")
-        checked = checked_versions or {}
-        for branch, version in self.connection.rows(LATEST_OF_BRANCHES, table.id) if checked else ():
-            if version > checked.get(branch, version):
+        if row is not None and row[1] != table.contract:
+            raise ConcurrentModificationError("The contract of this table was changed meanwhile: try again.")
+        for branch, version in self.connection.rows(LATEST_OF_BRANCHES, table.id) if checked_versions else ():
+            if version > checked_versions.get(branch, version):
                 raise ConcurrentModificationError("This table was committed to meanwhile: try again.")
-        properties = _changed(row[1] if row else None, changes)
-        values = primary_key, properties, self._clock(), table.id
-        return _require_row(self.connection.row(SET_PRIMARY_KEY, *values), table.id)
+        properties = _changed(row[2] if row else None, changes)
+        values = primary_key, contract, properties, self._clock(), table.id
+        return _require_row(self.connection.row(SET_DECLARATIONS, *values), table.id)
 
 
 def planned_limit(limit: int) -> int:

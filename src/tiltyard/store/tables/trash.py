@@ -48,7 +48,9 @@ if TYPE_CHECKING:
     from tiltyard.store.backend import Connection
 
 LOCK_TABLE = "SELECT id FROM tables WHERE namespace_id = ? AND name = ? AND id = COALESCE(?, id) /*+ FOR UPDATE */"
-COPIED_COLUMNS = "id, namespace_id, name, location, properties, managed, declared, registered, created_at, primary_key"
+COPIED_COLUMNS = (
+    "id, namespace_id, name, location, properties, managed, declared, registered, created_at, primary_key, contract"
+)
 COPY_TABLES = f"""
     INSERT INTO removed_tables (removal, namespace, dropped, removed_at, due_at, {COPIED_COLUMNS})
     SELECT ?, ?, ?, ?, ?, {COPIED_COLUMNS} FROM tables WHERE
@@ -56,8 +58,8 @@ COPY_TABLES = f"""
 COPY_TABLE = f"{COPY_TABLES} id = ?"
 COPY_TABLES_IN = f"{COPY_TABLES} namespace_id = ?"
 COPY_VERSIONS = f"""
-    INSERT INTO removed_versions ({VersionRecord.COLUMNS}, manifest, checked_key)
-    SELECT {VersionRecord.COLUMNS}, manifest, checked_key FROM table_versions
+    INSERT INTO removed_versions ({VersionRecord.COLUMNS}, manifest, checked_key, checks)
+    SELECT {VersionRecord.COLUMNS}, manifest, checked_key, checks FROM table_versions
 """
 COPY_VERSIONS_OF = f"{COPY_VERSIONS} WHERE table_id = ?"
 COPY_VERSIONS_IN = f"{COPY_VERSIONS} WHERE table_id IN (SELECT id FROM removed_tables WHERE removal = ?)"
@@ -91,14 +93,14 @@ HAS_NAME = "SELECT 1 FROM tables WHERE namespace_id = ? AND name = ?"
 RESTORE = f"""
     INSERT INTO tables ({TableRecord.COLUMNS}) /*+ OVERRIDING SYSTEM VALUE */
     SELECT id, {{home}}, {{name}}, location, properties, managed, declared, registered, created_at, CAST(? AS BIGINT),
-        primary_key
+        primary_key, contract
     FROM removed_tables WHERE {{which}} ON CONFLICT DO NOTHING RETURNING {TableRecord.COLUMNS}
 """
 RESTORE_TABLE = RESTORE.format(home="CAST(? AS BIGINT)", name="CAST(? AS TEXT)", which="id = ?")
 RESTORE_TABLES = RESTORE.format(home="namespace_id", name="name", which="removal = ?")
 RESTORE_VERSIONS = f"""
-    INSERT INTO table_versions ({VersionRecord.COLUMNS}, manifest, checked_key)
-    SELECT {VersionRecord.COLUMNS}, manifest, checked_key FROM removed_versions
+    INSERT INTO table_versions ({VersionRecord.COLUMNS}, manifest, checked_key, checks)
+    SELECT {VersionRecord.COLUMNS}, manifest, checked_key, checks FROM removed_versions
 """
 RESTORE_VERSIONS_OF = f"{RESTORE_VERSIONS} WHERE table_id = ?"
 RESTORE_VERSIONS_IN = f"{RESTORE_VERSIONS} WHERE table_id IN (SELECT id FROM removed_tables WHERE removal = ?)"

@@ -24,15 +24,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 INSERT = f"""
-    INSERT INTO table_versions ({VersionRecord.COLUMNS}, manifest, checked_key) VALUES {{rows}}
+    INSERT INTO table_versions ({VersionRecord.COLUMNS}, manifest, checked_key, checks) VALUES {{rows}}
     ON CONFLICT (table_id, branch, version) DO NOTHING RETURNING table_id, branch, version
 """
 ROW = """(
-    (SELECT id FROM tables WHERE id = ? AND primary_key IS NOT DISTINCT FROM ? /*+ FOR KEY SHARE */),
-    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-"""For a table that must have the primary key that the version was checked by: if it has not, the id is NULL, and the
-statement is refused. The lock, which a reference to the table takes anyway, makes a declaration and a commit wait for
-each other.
+    (SELECT id FROM tables WHERE id = ? AND primary_key IS NOT DISTINCT FROM ? AND contract IS NOT DISTINCT FROM ?
+        /*+ FOR KEY SHARE */),
+    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+"""For a table that must have the primary key and the contract that the version was checked by: if it has not, the id is
+NULL, and the statement is refused. The lock, which a reference to the table takes anyway, makes a declaration and a
+commit wait for each other.
 """
 ROW_OF_NAMED_TABLE = ROW.replace("WHERE id = ?", "WHERE namespace_id = ? AND name = ? AND id = ?")
 """For one that must have its expected name as well."""
@@ -121,8 +122,8 @@ class Versions(Repository):
     ) -> list[RecordedVersion]:
         """Record versions in few statements, as `record_version` does each; a conflict of one leaves the others.
 
-        Raises TableNotFoundError if the table of one is gone, or has not its expected name or primary key: then none is
-        recorded.
+        Raises TableNotFoundError if the table of one is gone, or has not its expected name, primary key or contract:
+        then none is recorded.
         """
         return (self._record_few if len(entries) <= ROWS_PER_STATEMENT else self._record_many)(entries, transaction_id)
 
@@ -165,11 +166,11 @@ class Versions(Repository):
             rows.append(ROW if new.expected_name is None else ROW_OF_NAMED_TABLE)
             if new.expected_name is not None:
                 values += new.expected_name
-            values += (record.table_id, new.primary_key)
+            values += (record.table_id, new.primary_key, new.contract)
             values += (record.branch, record.version, record.staged_path, record.manifest_path)
             values += (record.manifest_size, record.e_tag, encode(record.metadata), record.naming_scheme)
             values += (record.created_at, record.finalized, record.transaction_id, new.manifest)
-            values.append(new.checked_key)
+            values += (new.checked_key, new.checks)
         return self.connection.rows(INSERT.format(rows=", ".join(rows)), *values)
 
     def _existing_record(self, new: NewVersion) -> VersionRecord:

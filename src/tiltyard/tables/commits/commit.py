@@ -22,7 +22,14 @@ from tiltyard.runtime.pool import run_together
 from tiltyard.storage.locations import is_local
 from tiltyard.store import NewVersion, TableRecord, UnitOfWork, VersionRecord
 from tiltyard.tables.commits.finalizing import MAX_THREADS, finalize, finalize_batch, finalize_each
-from tiltyard.tables.commits.recording import REFUSALS, record_all, record_each, record_independently, record_versions
+from tiltyard.tables.commits.recording import (
+    REFUSALS,
+    DeclarationChangedError,
+    record_all,
+    record_each,
+    record_independently,
+    record_versions,
+)
 from tiltyard.tables.commits.validation import (
     Entry,
     check_commits_here,
@@ -45,6 +52,8 @@ if TYPE_CHECKING:
     from tiltyard.tables.keys.checked_appends import CheckedAppend
 
 
+_MAX_CHECKS = 4
+"""How often a version is checked, where its table gets another primary key or contract meanwhile."""
 _Calls: TypeAlias = "Sequence[tuple[Context, models.CreateTableVersionRequest]]"
 _Tables: TypeAlias = "Mapping[tuple[str, ...], TableRecord]"
 _Validated: TypeAlias = "tuple[TableRecord, NewVersion]"
@@ -162,13 +171,36 @@ def commit_staged(
     With `checked_appends`, perhaps none, the manifest was staged by Lance in this process: it is not validated, the
     catalog and storage decide alone, and the table's key unless it is one of these appends. `content` is that of the
     staged manifest, if the caller has it, `durable` says that its other files are so. Raises AppendNotWaitingError if
-    one of the `queued_appends` that it brings does not wait any more, IncompleteFileError.
+    one of the `queued_appends` that it brings does not wait any more, IncompleteFileError. Where its table gets another
+    key or contract meanwhile, it is checked again.
     """
-    if checked_appends is None:
-        new = validate_version(ctx, table, entry)
-    else:
-        new = trusted_version(ctx, table, entry, checked_appends, content, durable=durable)
+    for _ in range(_MAX_CHECKS):
+        new = _checked_version(ctx, table, entry, checked_appends, content, durable)
+        try:
+            recorded = _record_staged(ctx, new, queued_appends, written_here=checked_appends is not None)
+            return finalize(ctx, table, recorded, new)
+        except DeclarationChangedError as error:
+            changed = error
+            table = ctx.store.table_by_id(table.id)
+    raise changed
 
+
+def _checked_version(
+    ctx: Context,
+    table: TableRecord,
+    entry: Entry,
+    checked_appends: Sequence[CheckedAppend] | None,
+    content: bytes | None,
+    durable: bool,
+) -> NewVersion:
+    if checked_appends is None:
+        return validate_version(ctx, table, entry)
+    return trusted_version(ctx, table, entry, checked_appends, content, durable=durable)
+
+
+def _record_staged(
+    ctx: Context, new: NewVersion, queued_appends: Sequence[tuple[str, list[str]]], *, written_here: bool
+) -> VersionRecord:
     def write() -> VersionRecord:
         if ctx.claims or queued_appends:
             return ctx.store.transact(work)
@@ -181,8 +213,7 @@ def commit_staged(
             catalog.mark_requests_committed(ctx.claims, new.table_id, new.branch, new.version)
         return record_all(catalog, [new])[0]
 
-    recorded = record_versions(ctx, [new], write, written_here=checked_appends is not None)
-    return finalize(ctx, table, recorded, new)
+    return record_versions(ctx, [new], write, written_here=written_here)
 
 
 @operation(needs=BATCH_CREATE_VERSIONS, entries="entries")

@@ -43,14 +43,18 @@ REFUSALS = (TableNotFoundError, InvalidInputError, ConcurrentModificationError)
 """What a version is refused with, for itself."""
 
 
+class DeclarationChangedError(ConcurrentModificationError):
+    """A table got another primary key or contract after a version was checked: it is to be checked again."""
+
+
 def record_versions(
     ctx: Context, news: Sequence[NewVersion], write: Callable[[], T], *, written_here: bool = False
 ) -> T:
     """Make the files of versions durable, then call `write`, which records them in one transaction; return its result.
 
     It is called once more if it met records of versions that storage has lost. Raises what it raises:
-    ConcurrentModificationError if another manifest has a version, or a table another key by now; for a file that is
-    missing or not whole InvalidInputError, or IncompleteFileError where it was `written_here`.
+    ConcurrentModificationError if another manifest has a version, DeclarationChangedError; for a file that is missing
+    or not whole InvalidInputError, or IncompleteFileError where it was `written_here`.
     """
     _make_durable(ctx, news, written_here)
     reach(Point.BEFORE_RECORD)
@@ -61,7 +65,7 @@ def record_versions(
             raise
         return write()
     except TableNotFoundError as error:
-        _check_keys_current(ctx, news, error)
+        _check_declarations_current(ctx, news, error)
         raise
 
 
@@ -126,13 +130,15 @@ def _same_or_error(new: NewVersion, record: VersionRecord, inserted: bool) -> Ve
         return error
 
 
-def _check_keys_current(ctx: Context, news: Iterable[NewVersion], error: TableNotFoundError) -> None:
-    """Raise ConcurrentModificationError if versions were refused since the primary key of a table was changed."""
+def _check_declarations_current(ctx: Context, news: Iterable[NewVersion], error: TableNotFoundError) -> None:
+    """Raise DeclarationChangedError if versions were refused as a table got another primary key or contract."""
     for new in news:
         with suppress(TableNotFoundError):
-            if ctx.store.table_by_id(new.table_id).primary_key != new.primary_key:
-                raise ConcurrentModificationError(
-                    "The primary key of this table was changed meanwhile: try again."
+            table = ctx.store.table_by_id(new.table_id)
+            if (table.primary_key, table.contract) != (new.primary_key, new.contract):
+                changed = "contract" if table.primary_key == new.primary_key else "primary key"
+                raise DeclarationChangedError(
+                    f"The {changed} of this table was changed meanwhile: try again."
                 ) from error
 
 

@@ -29,6 +29,7 @@ from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifests.manifest_format import NamingScheme, manifest_name, naming_scheme_of, versions_folder
 from tiltyard.store import NewVersion, TableRecord, VersionRecord
 from tiltyard.tables.commits.finalizing import MAX_THREADS, finalize_pending
+from tiltyard.tables.contracts.enforcement import check_contract
 from tiltyard.tables.keys.enforcement import check_version, first_taken_key
 from tiltyard.tables.keys.errors import taken_sentence
 from tiltyard.tables.schema.column_declarations import check_declared, check_quoted
@@ -99,7 +100,7 @@ def _validate_version(
         check_quoted(ctx, table, branch, manifest.backtick_columns)
     if latest is not None or not _is_next(ctx, table, new, alone, manifest.previous):
         _check_next(ctx, new, branch, latest)
-    return _check_key(ctx, table, new, file.content)
+    return _check_declarations(ctx, table, new, file.content, is_client=True)
 
 
 def validate_versions(
@@ -144,16 +145,23 @@ def map_tables(work: Callable[[T], Result], by_location: Mapping[str, T]) -> lis
     return run_together(work, by_location.values(), MAX_THREADS)
 
 
-def _check_key(ctx: Context, table: TableRecord, new: NewVersion, content: bytes) -> NewVersion:
-    """Check a version by its table's primary key; `content` is its manifest, empty for one that is large.
+def _check_declarations(
+    ctx: Context, table: TableRecord, new: NewVersion, content: bytes, *, is_client: bool = False
+) -> NewVersion:
+    """Check a version by its table's primary key and contract; `content` is its manifest, empty for one that is large.
 
     In another thread: the commits of this process are called by Lance in threads of its own, in which reading rows,
-    which calls Lance, ends the process.
+    which calls Lance, ends the process. `is_client` says that a client wrote the files.
     """
-    if table.primary_key is None:
+    if table.primary_key is None and table.contract is None:
         return new
     content = content or ctx.storage.manifests.read(table.location, new.staged_path).content
-    return start_thread("check-key", lambda: check_version(ctx, table, new, content)).result()
+
+    def check() -> NewVersion:
+        checked = new if new.checked_key is not None else check_version(ctx, table, new, content)
+        return check_contract(ctx, table, checked, content, is_client=is_client)
+
+    return start_thread("check-rows", check).result()
 
 
 def explain_conflict(
@@ -221,7 +229,7 @@ def trusted_version(
 ) -> NewVersion:
     """Return the version to record for a manifest that Lance staged in this process.
 
-    Only its path is checked, and the table's key, unless this is one of the appends whose rows were checked before.
+    Only its path is checked, and what its table declares of rows, unless these were checked before.
     `content` is that of a staged object, if the caller has it. Unless what the version brings is `durable` already, its
     files are those of the manifest. Raises IncompleteFileError for a manifest that is not whole.
     """
@@ -238,8 +246,10 @@ def trusted_version(
         new = structs.replace(new, content=content)
     for checked in checked_appends:
         if checked.covers(table, new):
-            return structs.replace(new, checked_key=checked.token)
-    return _check_key(ctx, table, new, content or b"" if file is None else file.content)
+            new = structs.replace(new, checked_key=checked.token)
+            if table.contract is None:
+                return new
+    return _check_declarations(ctx, table, new, content or b"" if file is None else file.content)
 
 
 def _check_staged_path(ctx: Context, table: TableRecord, branch: Branch, path: str) -> str:
@@ -282,6 +292,7 @@ def _new_version(
         manifest=local_file.content if local_file and is_stored else None,
         finalized_by_rename=local_file is not None,
         primary_key=table.primary_key,
+        contract=table.contract,
         content=_content_to_keep(file),
         files=tuple(files),
     )

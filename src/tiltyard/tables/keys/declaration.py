@@ -15,6 +15,7 @@ from lance_namespace.errors import (
 from msgspec import structs
 
 from tiltyard.access.needs import on_table
+from tiltyard.contracts.contract import Contract
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.columns.primary_keys import MAX_COLUMNS, PROPERTY, PrimaryKey, is_key_type, unenforced_key
 from tiltyard.model.operations import operation
@@ -54,6 +55,7 @@ def set_table_primary_key(ctx: Context, request: models.SetTablePrimaryKeyReques
         _check_managed(table)
         opened = open_for_reading(ctx, request.id)
         columns = _columns(opened.dataset, request.columns)
+        _check_not_of_contract(table, columns)
         key = PrimaryKey(uuid4().hex, columns, {})
         checked = {branch.key: _check_branch(ctx, table, key, branch) for branch in _branches(ctx, opened)}
         text = structs.replace(key, checked=checked).to_json()
@@ -65,6 +67,16 @@ def set_table_primary_key(ctx: Context, request: models.SetTablePrimaryKeyReques
     return models.SetTablePrimaryKeyResponse(
         columns=list(columns), transaction_ids=_queue_indexes(ctx, request.id, columns)
     )
+
+
+def _check_not_of_contract(table: TableRecord, columns: tuple[str, ...]) -> None:
+    """Raise InvalidInputError if the contract of a table says `unique` of what the new key would not hold."""
+    contract = None if table.contract is None else Contract.from_json(table.contract)
+    if contract is not None and contract.key and contract.key != columns:
+        raise InvalidInputError(
+            f"The contract of this table says that its key ({', '.join(contract.key)}) is unique: change or drop the "
+            "contract first."
+        )
 
 
 def _check_managed(table: TableRecord) -> None:
@@ -132,9 +144,13 @@ def _queue_indexes(ctx: Context, names: list[str] | None, columns: tuple[str, ..
 def drop_table_primary_key(
     ctx: Context, request: models.DropTablePrimaryKeyRequest
 ) -> models.DropTablePrimaryKeyResponse:
-    """Enforce the key of a table no longer; its rows and indexes stay. Raises InvalidInputError (it has none)."""
+    """Enforce the key of a table no longer; its rows and indexes stay.
+
+    Raises InvalidInputError (it has none, or its contract has a check that the key holds).
+    """
     table = ctx.store.table_by_id(find_table(ctx, request.id).id)
     if table.primary_key is None:
         raise InvalidInputError("This table has no primary key that is enforced.")
+    _check_not_of_contract(table, ())
     ctx.store.set_primary_key(table, None, {PROPERTY: None})
     return models.DropTablePrimaryKeyResponse()

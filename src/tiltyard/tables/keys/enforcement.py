@@ -33,8 +33,8 @@ from msgspec import structs
 from tiltyard.model.branches import Branch
 from tiltyard.model.columns.primary_keys import PrimaryKey, is_key_type
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.manifests.manifest_format import NamingScheme, manifest_name, message_of, versions_folder
 from tiltyard.storage.manifests.manifest_rows import RowChange, column_numbers, compare_rows
+from tiltyard.tables.commits.staged_manifests import open_staged, read_manifest
 from tiltyard.tables.keys.errors import duplicate_error, null_error
 from tiltyard.tables.keys.key_values import first_duplicate, first_key, first_null, other_keys
 from tiltyard.tables.keys.lookup import KeyLookup, read_keys, scan_for_keys
@@ -66,7 +66,7 @@ def check_version(ctx: Context, table: TableRecord, new: NewVersion, content: by
     if missing := [column for column in key.columns if column not in numbers]:
         raise _column_error(missing[0])
     base = _checked_version(ctx, table, branch, new.version - 1, key)
-    before = None if base is None else _read_manifest(ctx, table, branch, base, new.naming_scheme)
+    before = None if base is None else read_manifest(ctx, table, branch, base, new.naming_scheme)
     columns = frozenset(numbers[column] for column in key.columns)
     change = compare_rows(before, content, columns, consecutive=base == new.version - 1)
     if base != new.version - 1 and new.version > 1:
@@ -102,7 +102,7 @@ def first_taken_key(
     too, where that version, or the one before it, cannot be read as one of the key.
     """
     branch, numbers = Branch(new.branch), column_numbers(content)
-    before = _read_manifest(ctx, table, branch, new.version - 1, new.naming_scheme)
+    before = read_manifest(ctx, table, branch, new.version - 1, new.naming_scheme)
     if before is None or any(column not in numbers or column not in latest.schema.names for column in key.columns):
         return None
     change = compare_rows(before, content, frozenset(numbers[column] for column in key.columns), consecutive=True)
@@ -127,14 +127,6 @@ def _present_keys(dataset: lance.LanceDataset, keys: pa.Table) -> Iterator[pa.Ta
 def is_checked(ctx: Context, table: TableRecord, branch: Branch, version: int, key: PrimaryKey) -> bool:
     """Return whether a version of a branch is known to fulfil the key."""
     return _checked_version(ctx, table, branch, version, key) == version
-
-
-def _read_manifest(ctx: Context, table: TableRecord, branch: Branch, version: int, scheme: str) -> bytes | None:
-    """Return the manifest of a version that was checked; None where it was cleaned up since."""
-    path = f"{table.location}/{versions_folder(branch)}/{manifest_name(version, NamingScheme(scheme))}"
-    if ctx.storage.stat(table.location, path) is None:
-        return None
-    return ctx.storage.manifests.read(table.location, path).content
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,18 +214,6 @@ def key_lookup(ctx: Context, table: TableRecord, branch: Branch, version: int, k
     options = ctx.storage.options(table.location)
     snapshot = ctx.storage.datasets.open_snapshot(table.location, options, branch, version)
     return KeyLookup(snapshot, key.columns, key.token, ctx.services.recent_keys)
-
-
-def open_staged(ctx: Context, table: TableRecord, branch: Branch, content: bytes) -> lance.LanceDataset:
-    """Open a staged manifest, to scan its fragments: its indexes cannot be read."""
-    folder = f"{table.location}/{versions_folder(branch)}".removesuffix("/_versions")
-    with lance_errors(table.location):
-        return lance.LanceDataset(
-            folder,
-            storage_options=dict(ctx.storage.options(table.location)),
-            serialized_manifest=message_of(content),
-            session=ctx.storage.datasets.session,
-        )
 
 
 def _first_found(batches: Iterable[pa.Table]) -> Key | None:

@@ -44,10 +44,14 @@ def null_error(column: str) -> TableSchemaValidationError:
 
 def _shown(ctx: Context, table: TableRecord, key: PrimaryKey, values: Key) -> str:
     """Return a key as text; 'a key' for a caller who may not read all keys of the table."""
+    return format_key(key.columns, values) if may_see_rows(ctx, table) else "a key"
+
+
+def may_see_rows(ctx: Context, table: TableRecord) -> bool:
+    """Return whether a message may quote rows of a table: whether the caller may read all of them, as they are."""
     try:
-        may_read = table.id == 0 or (
+        return table.id == 0 or (
             bool(table_privileges(ctx, table) & Privilege.READ) and effective_policy_of(ctx, table) is None
         )
     except PermissionDeniedError:  # a policy that cannot be applied
-        may_read = False
-    return format_key(key.columns, values) if may_read else "a key"
+        return False

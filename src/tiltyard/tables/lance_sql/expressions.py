@@ -16,7 +16,7 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.tables.lance_sql.allowed_functions import check_functions
 from tiltyard.tables.lance_sql.amplification import check_growth
-from tiltyard.tables.lance_sql.lexer import TOKEN
+from tiltyard.tables.lance_sql.lexer import AMBIGUOUS, TOKEN
 
 MAX_CHAIN = 100
 """Operators in one chain, across all levels of parentheses."""
@@ -73,6 +73,28 @@ def check_expression(text: str, label: str = "filter", replaced: Collection[str]
     check_growth({label: text})
     check_depth(text, label)
     return text
+
+
+def check_condition(text: str, label: str) -> str:
+    """Return the text if it is one expression, as `check_expression` does, whose brackets are closed within it.
+
+    So it means the same wherever it is written: Lance drops what follows a bracket that was never opened. Comments and
+    backslashes before quotes are refused, about which parsers differ. Raises InvalidInputError.
+    """
+    if re.search(AMBIGUOUS, text):
+        raise InvalidInputError(f"The {label} has a comment, or a backslash before a quote: leave it out.")
+    depth = 0
+    for token in TOKEN.finditer(text):
+        depth += {"open": 1, "close": -1}.get(token.lastgroup or "", 0)
+        if depth < 0:
+            break
+    if depth:
+        raise InvalidInputError(f"The {label} has brackets that are not closed, or not opened: {text[:_MAX_SHOWN]}")
+    return check_expression(text, label)
+
+
+_MAX_SHOWN = 100
+"""Characters of a text in a message about it."""
 
 
 def check_depth(text: str, label: str) -> None:

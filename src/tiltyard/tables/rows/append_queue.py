@@ -14,8 +14,9 @@ from lance.commit import CommitConflictError
 from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError, TableNotFoundError
 from msgspec import structs
 
+from tiltyard.contracts.checked_rows import CheckedRows
 from tiltyard.runtime.batcher import REGATHER_GAP_SECONDS, PendingItem
-from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.errors import lance_errors, may_have_committed
 from tiltyard.storage.locks import LockKind, TooBusyError
 from tiltyard.storage.writing import (
     ColumnsChangedError,
@@ -30,6 +31,7 @@ from tiltyard.storage.writing import (
 )
 from tiltyard.store import AppendNotWaitingError, RequestClaim
 from tiltyard.tables.commits.idempotency_marks import marks
+from tiltyard.tables.contracts.incoming_rows import IncomingContract
 from tiltyard.tables.keys.checked_appends import check_append
 from tiltyard.tables.rows.append_routes import AppendRoute, log_route, why_not_made_here, why_not_queued
 from tiltyard.tables.rows.conflict_retry import ConflictRetry
@@ -63,6 +65,7 @@ class Append:
     rows: pa.Table | None = None
     fragments: tuple[FragmentMetadata, ...] = ()
     read_version: int = 0
+    contract: AppendContract | None = None
 
     @property
     def claims(self) -> tuple[RequestClaim, ...]:
@@ -71,25 +74,63 @@ class Append:
 
     @property
     def num_rows(self) -> int:
-        """Return the number of rows to append."""
-        return count_rows(self.fragments) if self.rows is None else self.rows.num_rows
+        """Return the number of rows to append, without those that the table's contract rejects."""
+        if self.rows is None:
+            return count_rows(self.fragments)
+        rows: int = self.rows.num_rows
+        return rows if self.contract is None else rows - self.contract.rejected
 
 
-def append_rows(target: WriteTarget, rows: pa.Table) -> Future[int]:
+@dataclass(slots=True)
+class AppendContract:
+    """What the contract of its table says of the rows of an append in memory, once they were compared with it."""
+
+    incoming: IncomingContract | None = None
+
+    @property
+    def rejected(self) -> int:
+        """Return the number of rows that are parked in place of being appended."""
+        return 0 if self.incoming is None else self.incoming.found.rejected
+
+    def take(self, target: WriteTarget, rows: pa.Table) -> pa.Table:
+        """Return the rows that may be written; the rejected ones are parked. Raises as `IncomingContract.take` does."""
+        if self.incoming is not None:  # of an attempt that met another commit
+            self.incoming.unpark()
+        self.incoming = IncomingContract.of(target, rows.schema, rows.schema)
+        if self.incoming is None:
+            return rows
+        taken = self.incoming.take(rows)
+        self.incoming.park()
+        return taken
+
+
+def append_rows(target: WriteTarget, rows: pa.Table, contract: AppendContract | None = None) -> Future[int]:
     """Queue rows to be appended to a table, in one commit with concurrent appends. The future has the new version.
+
+    `contract` tells afterwards how many rows the table's contract has rejected.
 
     They may be the first rows of a declared table. The future raises TableSchemaValidationError,
     ConcurrentModificationError, InvalidTableStateError, TableBranchNotFoundError, ServiceUnavailableError.
     """
     is_contended = target.ctx.services.contention.is_contended(target.key)
     gap = _SHARED_GAP_SECONDS if is_contended else REGATHER_GAP_SECONDS
-    return target.ctx.storage.append_batcher.submit(target.key, Append(target, rows), _commit_group, gap)
+    if contract is None and target.record.contract is not None:
+        contract = AppendContract()
+    append = Append(target, rows, contract=contract)
+    pending: Future[int] = target.ctx.storage.append_batcher.submit(target.key, append, _commit_group, gap)
+    return pending
 
 
 def append_fragments(
-    target: WriteTarget, dataset: lance.LanceDataset, fragments: Sequence[FragmentMetadata], read_version: int
+    target: WriteTarget,
+    dataset: lance.LanceDataset,
+    fragments: Sequence[FragmentMetadata],
+    read_version: int,
+    contract: IncomingContract | None = None,
 ) -> int:
     """Append fragments that are in the table's folder already; return the version. On failure they are deleted.
+
+    `contract` is what their rows were checked by.
 
     Raises as `append_rows` does; also ConcurrentModificationError if the table was overwritten after `read_version`.
     """
@@ -98,7 +139,8 @@ def append_fragments(
     except BaseException:
         discard(target.ctx.storage, target.base, fragments)
         raise
-    append = Append(target, None, tuple(fragments), read_version)
+    checked = None if contract is None else AppendContract(contract)
+    append = Append(target, None, tuple(fragments), read_version, checked)
     try:
         version: int = target.ctx.storage.append_batcher.submit(target.key, append, _commit_group).result()
     except BaseException as error:
@@ -224,12 +266,14 @@ def _append_with_retry(
         base = _open_with_columns(target, part)
         with lance_errors(base.dataset):
             rows, members = _adapt_rows(part, base.dataset.schema)
+            rows, members = _check_contract(rows, members)
             if queued is not None and (failed := next((member.error for member in part if member.error), None)):
                 raise failed
             rows, members, checked = _check_keys(target, base.version, rows, members)
             appends = [member.item for member in members]
             claims = tuple(claim for append in appends for claim in append.claims)
-            target = replace(target, ctx=structs.replace(target.ctx, claims=claims))
+            ctx = structs.replace(target.ctx, claims=claims, checked_rows=_found_by_contract(target, appends))
+            target = replace(target, ctx=ctx)
             with target.looking_up(base) as opened:
                 written = _write_rows(target, _group_by_schema(rows), base.dataset)
             if not _is_in_storage(target, opened, written):
@@ -245,6 +289,8 @@ def _append_with_retry(
                 raise
             except BaseException as error:
                 discard_after_error(target.ctx.storage, target.base, written, error)
+                if not may_have_committed(error):
+                    _unpark(appends)
                 if _uploaded(appends) and _is_permanent(error):
                     raise
                 retry.wait_or_raise(error)
@@ -344,6 +390,44 @@ def _check_keys(
         members[position].error = error
     left = [position for position in range(len(members)) if position not in errors]
     return [rows[position] for position in left], [members[position] for position in left], checked
+
+
+def _check_contract(
+    rows: list[pa.Table | None], members: list[PendingItem[Append]]
+) -> tuple[list[pa.Table | None], list[PendingItem[Append]]]:
+    """Check rows in memory by the table's contract, before they are written; return what remains.
+
+    Rows that are refused set the error of their member alone, which is left out; rejected ones are parked.
+    """
+    if all(member.item.contract is None for member in members):
+        return rows, members
+    left: list[tuple[pa.Table | None, PendingItem[Append]]] = []
+    for table, member in zip(rows, members, strict=True):
+        if table is None or member.item.contract is None:
+            left.append((table, member))
+            continue
+        try:
+            left.append((member.item.contract.take(member.item.target, table), member))
+        except LanceNamespaceError as error:
+            member.error = error
+    return [table for table, _ in left], [member for _, member in left]
+
+
+def _unpark(appends: Iterable[Append]) -> None:
+    """Delete the files of rows that were rejected, of appends that are not committed."""
+    for append in appends:
+        if append.rows is not None and append.contract is not None and append.contract.incoming is not None:
+            append.contract.incoming.unpark()
+
+
+def _found_by_contract(target: WriteTarget, appends: Sequence[Append]) -> CheckedRows | None:
+    """Return what was found of the rows of a commit; None where its table has no contract."""
+    contract = target.record.contract
+    if contract is None:
+        return None
+    found = [each.contract.incoming.found for each in appends if each.contract and each.contract.incoming]
+    is_complete = len(found) == len(appends) and all(part.covers(contract) for part in found)
+    return CheckedRows.together(contract, found, is_complete=is_complete)
 
 
 def _group_by_schema(rows: Iterable[pa.Table | None]) -> list[list[pa.Table]]:

@@ -60,6 +60,8 @@ def why_not_queued(target: WriteTarget, rows: Sequence[pa.Table | None], tables:
         return "it has no version yet"
     if record.primary_key is not None:
         return "its key is checked here"
+    if record.contract is not None:
+        return "its contract is checked here"
     if record.mount_id is not None:
         return "it is below a mount"
     if tables != {record.id}:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tiltyard.model.operations import ArrowBody
+    from tiltyard.tables.contracts.incoming_rows import IncomingContract
 
 _REPLAYABLE_BATCHES = 4
 """Batches at the start of a body that can be read a second time."""
@@ -58,15 +59,31 @@ class IncomingRows:
             return self._reader.read_all()
 
     def reader(
-        self, adapter: SchemaAdapter | None = None, before_batch: Callable[[], None] | None = None
+        self,
+        adapter: SchemaAdapter | None = None,
+        before_batch: Callable[[], None] | None = None,
+        contract: IncomingContract | None = None,
     ) -> pa.RecordBatchReader:
         """Return a reader of the rows as they stream in, adapted to a table; `before_batch` is called for every batch.
+
+        `contract` checks them, and leaves out those that it rejects.
 
         A second reader starts from the first batch as long as only a few batches were read: Lance reads the first one
         before it finds that it cannot write. After that the reader raises ConcurrentModificationError.
         """
         schema = adapter.schema if adapter else self.schema
-        return pa.RecordBatchReader.from_batches(schema, self._batches(adapter, before_batch))
+        batches = self._batches(adapter, before_batch)
+        return pa.RecordBatchReader.from_batches(
+            schema, batches if contract is None else self._checked(batches, contract)
+        )
+
+    def _checked(self, batches: Iterator[pa.RecordBatch], contract: IncomingContract) -> Iterator[pa.RecordBatch]:
+        contract.restart()  # after a reader before this one
+        try:
+            yield from contract.take_batches(batches)
+        except Exception as error:
+            self._failure = error
+            raise
 
     def _batches(
         self, adapter: SchemaAdapter | None, before_batch: Callable[[], None] | None

@@ -165,8 +165,9 @@ def _create_over_existing(ctx: Context, record: TableRecord, new: NewTable) -> m
         return _keep_existing(ctx, record, new, target.mark_written(target.dataset().version))
     properties = replace_client_properties(new.properties, record.properties)
     with target.cleanup_on_error():
-        version, _ = overwrite(target, new.rows)
-    return create_response(ctx, change_properties(ctx, new.path, record, properties), version)
+        written = overwrite(target, new.rows)
+    record = change_properties(ctx, new.path, record, properties)
+    return create_response(ctx, record, written.version, written.rejected)
 
 
 def _keep_existing(ctx: Context, record: TableRecord, new: NewTable, version: int | None) -> models.CreateTableResponse:
@@ -375,11 +376,14 @@ def _withdraw_declaration(ctx: Context, path: Id, record: TableRecord) -> None:
         log.warning("cannot withdraw the declaration of %s: %s", record.location, error)
 
 
-def create_response(ctx: Context, record: TableRecord, version: int | None) -> models.CreateTableResponse:
+def create_response(
+    ctx: Context, record: TableRecord, version: int | None, rejected: int | None = None
+) -> models.CreateTableResponse:
     """Return the response of CreateTable."""
     return models.CreateTableResponse(
         location=record.location,
         version=version,
         storage_options=ctx.storage.roots.public_options(record.location) or None,
         properties=record.properties,
+        num_rejected_rows=rejected,
     )

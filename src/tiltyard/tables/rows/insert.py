@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExistsError
 
@@ -25,8 +25,9 @@ from tiltyard.storage.writing import (
     write_overwrite,
     write_rows,
 )
+from tiltyard.tables.contracts.incoming_rows import IncomingContract, parking, taken, with_found
 from tiltyard.tables.opening import find_table
-from tiltyard.tables.rows.append_queue import append_fragments, append_rows
+from tiltyard.tables.rows.append_queue import AppendContract, append_fragments, append_rows
 from tiltyard.tables.rows.arrow_input import IncomingRows
 from tiltyard.tables.rows.conflict_retry import ConflictRetry
 from tiltyard.tables.rows.first_version import (
@@ -41,6 +42,7 @@ from tiltyard.tables.rows.write_target import WriteTarget
 
 if TYPE_CHECKING:
     import lance
+    import pyarrow as pa
 
     from tiltyard.context import Context
     from tiltyard.model.operations import ArrowBody
@@ -58,9 +60,15 @@ def start_append(ctx: Context, request: models.InsertIntoTableRequest, data: Arr
     incoming = IncomingRows(data)
     incoming.require_columns()
     rows = incoming.table()
+    contract = None if target.record.contract is None else AppendContract()
     return PendingResponse(
-        append_rows(target, rows),
-        lambda version: models.InsertIntoTableResponse(version=version, num_inserted_rows=rows.num_rows),
+        append_rows(target, rows, contract), lambda version: _response(WrittenRows.of_append(version, rows, contract))
+    )
+
+
+def _response(written: WrittenRows) -> models.InsertIntoTableResponse:
+    return models.InsertIntoTableResponse(
+        version=written.version, num_inserted_rows=written.rows, num_rejected_rows=written.rejected
     )
 
 
@@ -97,19 +105,34 @@ def insert_into_table(
         if request.upload_id:
             rows = insert_part(target, request.upload_id, request.upload_part_id, _mode(request), incoming)
             return models.InsertIntoTableResponse(num_inserted_rows=rows)
-        version, rows = (append if _mode(request) is InsertMode.APPEND else overwrite)(target, incoming)
-    return models.InsertIntoTableResponse(version=version, num_inserted_rows=rows)
+        return _response((append if _mode(request) is InsertMode.APPEND else overwrite)(target, incoming))
 
 
 def _mode(request: models.InsertIntoTableRequest) -> InsertMode:
     return parse_mode(InsertMode, request.mode, InsertMode.APPEND)
 
 
-def append(target: WriteTarget, incoming: IncomingRows) -> tuple[int, int]:
-    """Append rows to a table. Returns the version that has them, and their number."""
+class WrittenRows(NamedTuple):
+    """The version that has written rows, and their number; how many its contract rejected, None without a contract."""
+
+    version: int
+    rows: int
+    rejected: int | None = None
+
+    @classmethod
+    def of_append(cls, version: int, rows: pa.Table, contract: AppendContract | None) -> WrittenRows:
+        """Return the result of an append of rows in memory."""
+        if contract is None:
+            return cls(version, rows.num_rows)
+        return cls(version, rows.num_rows - contract.rejected, contract.rejected)
+
+
+def append(target: WriteTarget, incoming: IncomingRows) -> WrittenRows:
+    """Append rows to a table."""
     if incoming.is_small:
         rows = incoming.table()
-        return append_rows(target, rows).result(), rows.num_rows
+        in_memory = None if target.record.contract is None else AppendContract()
+        return WrittenRows.of_append(append_rows(target, rows, in_memory).result(), rows, in_memory)
     dataset = target.dataset_if_written()
     if dataset is None:
         if created := _stream_first_version(target, incoming):
@@ -119,14 +142,21 @@ def append(target: WriteTarget, incoming: IncomingRows) -> tuple[int, int]:
         dataset = add_first_columns(target, incoming.schema)
     dataset = standardize_map_names(target, dataset)
     adapter = SchemaAdapter(incoming.schema, dataset.schema)
-    with incoming.errors(dataset):
-        fragments = write_rows(target.ctx.storage, incoming.reader(adapter), dataset, target.base)
-    if not fragments:
-        return target.mark_written(dataset.version), 0
-    return append_fragments(target, dataset, fragments, dataset.version), count_rows(fragments)
+    contract = IncomingContract.of(target, adapter.schema, dataset.schema)
+    with parking(contract):
+        with incoming.errors(dataset):
+            fragments = write_rows(
+                target.ctx.storage, incoming.reader(adapter, contract=contract), dataset, target.base
+            )
+        target = with_found(target, contract)
+        rejected = None if contract is None else contract.found.rejected
+        if not fragments:
+            return WrittenRows(target.mark_written(dataset.version), 0, rejected)
+        version = append_fragments(target, dataset, fragments, dataset.version, contract)
+    return WrittenRows(version, count_rows(fragments), rejected)
 
 
-def _stream_first_version(target: WriteTarget, incoming: IncomingRows) -> tuple[int, int] | None:
+def _stream_first_version(target: WriteTarget, incoming: IncomingRows) -> WrittenRows | None:
     """Write a streaming body as the first version of a declared table; None if there was a version already."""
     storage, location = target.ctx.storage, target.location
     check_new_columns(incoming.schema)
@@ -137,18 +167,18 @@ def _stream_first_version(target: WriteTarget, incoming: IncomingRows) -> tuple[
         return None
     fragments = fragments_of(first)
     if publish_first_version(target, first):
-        return 1, count_rows(fragments)
+        return WrittenRows(1, count_rows(fragments))
     dataset = target.dataset()
     if has_schema(dataset, incoming.schema) and fragments:
-        return append_fragments(target, dataset, fragments, dataset.version), count_rows(fragments)
+        return WrittenRows(append_fragments(target, dataset, fragments, dataset.version), count_rows(fragments))
     discard(storage, location, fragments)
     raise ConcurrentModificationError(
         "A concurrent request wrote the first rows of this table, with other columns: describe it, then insert again."
     )
 
 
-def overwrite(target: WriteTarget, incoming: IncomingRows) -> tuple[int, int]:
-    """Replace a table's rows and schema by a new version. Returns that version, and the number of rows."""
+def overwrite(target: WriteTarget, incoming: IncomingRows) -> WrittenRows:
+    """Replace a table's rows and schema by a new version."""
     check_new_columns(incoming.schema)
     rows = incoming.table() if incoming.is_small else None
     dataset = target.dataset_if_written()
@@ -157,19 +187,24 @@ def overwrite(target: WriteTarget, incoming: IncomingRows) -> tuple[int, int]:
             created = _stream_first_version(target, incoming)
         else:
             with incoming.errors():
-                created = (1, rows.num_rows) if create_first_version(target, rows) else None
+                created = WrittenRows(1, rows.num_rows) if create_first_version(target, rows) else None
         if created:
             return created
         dataset = target.dataset()
-    with incoming.errors(dataset):
-        source = incoming.reader() if rows is None else rows
-        replacement = write_overwrite(target.ctx.storage, source, dataset, target.base)
-    try:
-        committed = _commit_replacement(target, dataset, replacement)
-    except BaseException as error:
-        discard_after_error(target.ctx.storage, target.base, fragments_of(replacement), error)
-        raise
-    return target.finish_commit(committed), count_rows(fragments_of(replacement))
+    contract = IncomingContract.of(target, incoming.schema, dataset.schema)
+    with parking(contract):
+        with incoming.errors(dataset):
+            source = incoming.reader(contract=contract) if rows is None else taken(contract, rows)
+            replacement = write_overwrite(target.ctx.storage, source, dataset, target.base)
+        target = with_found(target, contract)
+        try:
+            committed = _commit_replacement(target, dataset, replacement)
+        except BaseException as error:
+            discard_after_error(target.ctx.storage, target.base, fragments_of(replacement), error)
+            raise
+        version = target.finish_commit(committed)
+    rejected = None if contract is None else contract.found.rejected
+    return WrittenRows(version, count_rows(fragments_of(replacement)), rejected)
 
 
 def _commit_replacement(

@@ -18,6 +18,7 @@ from tiltyard.model.schemas.nested_types import map_renamings
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import column_not_found, refusal
 from tiltyard.storage.locks import LockKind
+from tiltyard.tables.contracts.incoming_rows import IncomingContract, parking, with_found
 from tiltyard.tables.keys.errors import DuplicateKeyError
 from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.opening import find_table, open_to_commit
@@ -176,14 +177,15 @@ def _merge_into_declared(
     """
     if not spec.insert:
         target.dataset()  # raises InvalidTableStateError
-    version, rows = append(target, incoming)
+    written = append(target, incoming)
     return models.MergeInsertIntoTableResponse(
-        version=version,
-        num_inserted_rows=rows,
+        version=written.version,
+        num_inserted_rows=written.rows,
         num_updated_rows=0,
         num_deleted_rows=0,
         num_attempts=1,
-        num_rows=rows,
+        num_rows=written.rows,
+        num_rejected_rows=written.rejected,
     )
 
 
@@ -191,15 +193,45 @@ def _merge_with_retry(
     target: WriteTarget, incoming: IncomingRows, spec: MergeSpec
 ) -> models.MergeInsertIntoTableResponse:
     """Execute the merge; retry after conflicts until its timeout, unless the body streams and cannot be read again."""
-    rows = incoming.table() if incoming.is_small else None
+    contract = _contract(target, incoming, spec)
+    with parking(contract):
+        rows = incoming.table() if incoming.is_small else None
+        if rows is not None and contract is not None:
+            schema: pa.Schema = target.dataset().schema
+            rows = contract.take(_adapter(spec, incoming.schema, schema).adapt_table(rows))
+            target = with_found(target, contract)
+        return _merge_checked(target, incoming, rows, spec, contract)
+
+
+def _contract(target: WriteTarget, incoming: IncomingRows, spec: MergeSpec) -> IncomingContract | None:
+    """Return what rejects rows of a merge by its table's contract, before they are merged; None where none are.
+
+    A merge that deletes rows which the source has not would delete those of rejected rows, so it rejects none: it is
+    refused as a whole where the contract fails. So is one whose rows stream in and are not in memory.
+    """
+    if target.record.contract is None or spec.delete or not incoming.is_small:
+        return None
+    schema: pa.Schema = target.dataset().schema
+    contract = IncomingContract.of(target, _adapter(spec, incoming.schema, schema).schema, schema, only_rejects=True)
+    return contract if contract is not None and contract.checks else None
+
+
+def _merge_checked(
+    target: WriteTarget,
+    incoming: IncomingRows,
+    rows: pa.Table | None,
+    spec: MergeSpec,
+    contract: IncomingContract | None,
+) -> models.MergeInsertIntoTableResponse:
+    rejected = None if contract is None else contract.found.rejected
     retry = ConflictRetry(spec.seconds)
     if rows is not None and (change := _merge_uncommitted(target, incoming, rows, spec)):
-        return _response(change.version, change.result, retry.attempts)
+        return _response(change.version, change.result, retry.attempts, rejected)
     while True:
         dataset = open_to_commit(target.ctx, target.record, target.branch)
         if standardize_map_names(target, dataset) is not dataset:
             dataset = open_to_commit(target.ctx, target.record, target.branch)
-        adapter = _adapter(spec, incoming.schema, dataset)
+        adapter = _adapter(spec, incoming.schema if rows is None else rows.schema, dataset.schema)
         with incoming.errors(dataset):
             source = incoming.reader(adapter, target.ctx.check_deadline) if rows is None else adapter.adapt_table(rows)
             try:
@@ -210,7 +242,7 @@ def _merge_with_retry(
                 if rows is None:
                     raise
                 retry.wait_or_raise(error, is_overtaken=_is_overtaken(target, dataset))
-    return _response(target.mark_written(dataset.version), stats, retry.attempts)
+    return _response(target.mark_written(dataset.version), stats, retry.attempts, rejected)
 
 
 def _merge_uncommitted(
@@ -221,7 +253,7 @@ def _merge_uncommitted(
     def write(dataset: lance.LanceDataset) -> tuple[lance.Transaction, dict[str, int]] | None:
         if map_renamings(dataset):
             return None
-        adapter = _adapter(spec, incoming.schema, dataset)
+        adapter = _adapter(spec, rows.schema, dataset.schema)
         with incoming.errors(dataset):
             source = adapter.adapt_table(rows)
             target.ctx.check_deadline()
@@ -231,7 +263,9 @@ def _merge_uncommitted(
     return change_rows(target, write, spec.seconds)
 
 
-def _response(version: int, stats: Mapping[str, int], attempts: int) -> models.MergeInsertIntoTableResponse:
+def _response(
+    version: int, stats: Mapping[str, int], attempts: int, rejected: int | None
+) -> models.MergeInsertIntoTableResponse:
     inserted, updated = stats["num_inserted_rows"], stats["num_updated_rows"]
     return models.MergeInsertIntoTableResponse(
         version=version,
@@ -240,6 +274,7 @@ def _response(version: int, stats: Mapping[str, int], attempts: int) -> models.M
         num_deleted_rows=stats["num_deleted_rows"],
         num_attempts=attempts,
         num_rows=inserted + updated,
+        num_rejected_rows=rejected,
     )
 
 
@@ -255,12 +290,11 @@ def _is_overtaken(target: WriteTarget, dataset: lance.LanceDataset) -> bool:
     return latest is not None and latest.version > dataset.version
 
 
-def _adapter(spec: MergeSpec, source: pa.Schema, dataset: lance.LanceDataset) -> SchemaAdapter:
+def _adapter(spec: MergeSpec, source: pa.Schema, schema: pa.Schema) -> SchemaAdapter:
     """Return the adapter to the table's schema, or to a part of it: Lance then merges only the columns of the source.
 
     Raises TableColumnNotFoundError, TableSchemaValidationError.
     """
-    schema: pa.Schema = dataset.schema
     _check_key_columns(spec.on, schema.names, "This table has")
     partial_schema = pa.schema([field for field in schema if field.name in source.names], metadata=schema.metadata)
     required = [field.name for field in schema if not field.nullable and field.name not in source.names]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -20,9 +21,11 @@ from lance_namespace.errors import (
     TableAlreadyExistsError,
     TransactionNotFoundError,
 )
+from msgspec import structs
 
 from tiltyard.access.needs import on_table
 from tiltyard.change_feed.table_history import read_transactions
+from tiltyard.contracts.checked_rows import CheckedRows
 from tiltyard.model.branches import Branch
 from tiltyard.model.lineage import CommitLineage, LineageSource
 from tiltyard.model.modes import InsertMode
@@ -45,6 +48,7 @@ from tiltyard.storage.writing import (
     write_overwrite,
     write_rows,
 )
+from tiltyard.tables.contracts.incoming_rows import IncomingContract
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.rows.conflict_retry import ConflictRetry
 from tiltyard.tables.rows.first_version import standardize_map_names
@@ -88,6 +92,7 @@ def insert_part(
     base = target.base
     if dataset is None or mode is InsertMode.OVERWRITE:
         check_new_columns(incoming.schema)
+    contract: IncomingContract | None = None
     with incoming.errors(dataset):
         if dataset is None:
             options: dict[str, Any] = {}
@@ -95,27 +100,37 @@ def insert_part(
                 write_first_version(target.ctx.storage, target.location, incoming.reader(), options)
             )
         elif mode is InsertMode.OVERWRITE:
-            fragments = fragments_of(write_overwrite(target.ctx.storage, incoming.reader(), dataset, base))
+            contract = IncomingContract.of(target, incoming.schema, dataset.schema)
+            source = incoming.reader(contract=contract)
+            fragments = fragments_of(write_overwrite(target.ctx.storage, source, dataset, base))
         else:
             dataset = standardize_map_names(target, dataset)
             adapter = SchemaAdapter(incoming.schema, dataset.schema)
-            fragments = write_rows(target.ctx.storage, incoming.reader(adapter), dataset, base)
+            contract = IncomingContract.of(target, adapter.schema, dataset.schema)
+            fragments = write_rows(target.ctx.storage, incoming.reader(adapter, contract=contract), dataset, base)
     part = {
         "kind": kind,
         "base": base,
         "schema": base64.b64encode(incoming.schema.serialize()).decode(),
         "version": dataset.version if dataset else 0,
         "fragments": [fragment.to_json() for fragment in fragments],
+        "rejected": 0 if contract is None else contract.found.rejected,
     }
+    if contract is not None:
+        contract.park()
     try:
         stored, is_new = target.ctx.store.add_upload_part(
             upload_id, part_id or uuid4().hex, part, count_rows(fragments)
         )
     except BaseException as error:
         discard_after_error(target.ctx.storage, base, fragments, error)
+        if contract is not None and not may_have_committed(error):
+            contract.unpark()
         raise
     if not is_new:
         discard(target.ctx.storage, base, fragments)
+        if contract is not None:
+            contract.unpark()
     return stored.num_rows
 
 
@@ -146,7 +161,9 @@ def complete_multipart_write(
             _discard_parts(ctx, parts)
         raise
     return models.CompleteMultipartWriteResponse(
-        version=version, num_inserted_rows=sum(part.num_rows for part in parts)
+        version=version,
+        num_inserted_rows=sum(part.num_rows for part in parts),
+        num_rejected_rows=None if target.record.contract is None else _count_rejected(parts),
     )
 
 
@@ -198,6 +215,9 @@ def _check_consistent(parts: Sequence[UploadPart]) -> None:
 def _commit(target: WriteTarget, upload_id: str, parts: Sequence[UploadPart], source: str | None) -> int:
     """Commit all parts as one version, whose transaction names the upload so that a repeat finds it, and the source."""
     fragments = [FragmentMetadata.from_json(json.dumps(raw)) for part in parts for raw in part.fragments["fragments"]]
+    if (contract := target.record.contract) is not None:  # rows of parts are checked again: it may be another one
+        found = CheckedRows(contract, rejected=_count_rejected(parts))
+        target = replace(target, ctx=structs.replace(target.ctx, checked_rows=found))
     properties = {UPLOAD: upload_id}
     if source:
         properties |= CommitLineage("import", upload_id, (LineageSource.of_uri(source),)).to_properties()
@@ -232,6 +252,10 @@ def _commit(target: WriteTarget, upload_id: str, parts: Sequence[UploadPart], so
             raise
         except ConcurrentModificationError as error:
             retry.wait_or_raise(error)
+
+
+def _count_rejected(parts: Sequence[UploadPart]) -> int:
+    return sum(part.fragments.get("rejected", 0) for part in parts)
 
 
 def _completed_version(target: WriteTarget, upload_id: str) -> int | None:

@@ -21,6 +21,7 @@ TARGET = Path(__file__).resolve().parent.parent / "docs/cli.md"
 PEOPLE = (
     *("login", "logout", "profiles", "completion", "ls", "tree", "du", "show", "schema", "head", "count", "search"),
     *("sql", "create", "add-column", "update", "delete", "index", "versions", "diff", "changes", "tag", "restore"),
+    *("contract", "test"),
     *(
         "snapshot",
         "lineage",

@@ -93,6 +93,11 @@ def _keyed(admin: Admin, on: Fields) -> Fields:
     return {}
 
 
+def _contracted(admin: Admin, on: Fields) -> Fields:
+    admin.call("SetTableContract", {**on, "checks": ["not_null(id)"]})
+    return {}
+
+
 def _snapshotted(scene: Scene, place: Place) -> Fields:
     """A snapshot of a table; where there is no table, there is none."""
     if place is Place.MISSING:
@@ -343,6 +348,7 @@ ROWS: dict[str, Row] = {
     "DescribeSnapshot": Row(_snapshotted),
     "DescribeTable": on_table(),
     "DescribeTableIndexStats": on_table(**BY_ID),
+    "DescribeTableContract": on_table(),
     "DescribeTableVersion": on_table(version=1),
     "DescribeTransaction": Row(_ordered),
     "DescribeView": on_table(),
@@ -356,6 +362,7 @@ ROWS: dict[str, Row] = {
     "DropSecret": on_table(),
     "DropSnapshot": Row(_snapshotted),
     "DropTable": on_table(),
+    "DropTableContract": after(_contracted),
     "DropTablePrimaryKey": after(_keyed),
     "DropView": on_table(),
     "DropTablePolicy": after(_narrowed, name="none"),
@@ -436,11 +443,13 @@ ROWS: dict[str, Row] = {
     "RotateApiKey": by_admin(_key),
     "RunSchedule": _schedule(),
     "EnableTableRte": on_table(sharding={"mode": "unsharded"}),
+    "SetTableContract": on_table(checks=["not_null(id)"]),
     "SetTablePrimaryKey": on_table(columns=["id"]),
     "SetTablePolicy": on_table(name="all", filter="true"),
     "SubmitJob": Row(lambda scene, place: {"name": JOB, "table": scene.table(place)}),
     "SyncPublication": by_admin(_published),
     "TableExists": on_table(),
+    "TestTable": after(_contracted),
     "UndropNamespace": Row(_dropped_namespace),
     "UndropTable": after(_dropped),
     "UnmountCatalog": by_admin(_mounted),

@@ -40,6 +40,7 @@ COMMANDS = {
     "schedules": ("schedule",),
     "serve": ("doctor", "serve", "worker"),
     "tables.columns": ("add-column",),
+    "tables.contracts": ("contract", "test"),
     "tables.create": ("create",),
     "tables.indexes": ("index",),
     "tables.rows": ("delete", "update"),

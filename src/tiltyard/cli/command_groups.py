@@ -60,6 +60,8 @@ COMMAND_WORDS: Mapping[str, str] = {
     "roles": "role",
     "policies": "policy",
     **dict.fromkeys(("schedules", "cron", "crontab", "trigger"), "schedule"),
+    **dict.fromkeys(("contracts", "expectations", "constraint", "constraints"), "contract"),
+    **dict.fromkeys(("tests", "validate", "expect"), "test"),
     "views": "view",
     "mounts": "mount",
     **dict.fromkeys(("console", "ui", "web"), "open"),

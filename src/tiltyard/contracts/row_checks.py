@@ -6,6 +6,7 @@ columns that the conditions read and nothing else. What they may call, the serve
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import time
@@ -42,6 +43,26 @@ def failing_rows(checks: Sequence[RowCheck], rows: pa.Table) -> list[pa.ChunkedA
     """
     expected = iter(_failing_expectations([check for check in checks if check.kind == "expect"], rows))
     return [next(expected) if check.kind == "expect" else _FAILING[check.kind](check, rows) for check in checks]
+
+
+def split_failing(checks: Sequence[RowCheck], rows: pa.Table) -> tuple[pa.Table, list[tuple[str, dict[str, Any]]]]:
+    """Return the rows that pass all checks; and each other one, with the text of the first check that it fails.
+
+    The rows themselves are returned where all pass. Raises RefusedError.
+    """
+    if not checks or not rows.num_rows:
+        return rows, []
+    masks = failing_rows(checks, rows)
+    failing = functools.reduce(pc.or_, masks)
+    if not pc.any(failing).as_py():
+        return rows, []
+    reasons: dict[int, str] = {}
+    for check, mask in zip(checks, masks, strict=True):
+        for index in pc.indices_nonzero(mask).to_pylist():
+            reasons.setdefault(index, check.text)
+    failed = rows.filter(failing).to_pylist()
+    ordered = [reasons[index] for index in sorted(reasons)]
+    return rows.filter(pc.invert(failing)), list(zip(ordered, failed, strict=True))
 
 
 def check_arguments(check: RowCheck, schema: pa.Schema) -> None:

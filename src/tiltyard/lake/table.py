@@ -24,11 +24,13 @@ from tiltyard.lake.arguments import (
     index_parameters,
     json_type,
     list_names,
+    list_texts,
     name_type,
     present,
     write_arguments,
     write_options,
 )
+from tiltyard.lake.contracts import Clients, OnFailure, TableContract
 from tiltyard.lake.errors import translate
 from tiltyard.lake.functions import Function, column_function, function_name, pickled_function
 from tiltyard.lake.operations.merge_insert import MergeInsert
@@ -230,6 +232,29 @@ class Table(TableReader):
         Raises TableTagNotFoundError, TableVersionNotFoundError (none is as old), InvalidInputError.
         """
         return SnapshotTable(self._lake, self.path, self._version_at(moment))
+
+    # Contracts
+
+    def set_contract(
+        self, checks: Names, *, on_failure: OnFailure = "fail", clients: Clients = "check"
+    ) -> TableContract:
+        """Say what rows have to be, in place of an earlier contract: it holds for every write from now on.
+
+        `checks` are `not_null(a)`, `between(a, 0, 1)`, `in_set(a, x, y)`, `matches(a, [A-Z]+)`, `expect(price >= 0)`
+        with a condition in SQL, …; `warn: ` or `test: ` before one only counts, or is for tests alone. What fails is
+        refused, parked (`reject`) or counted (`warn`). With clients="refuse", commits of clients that write files
+        themselves are refused, those of jobs included, and not read. Raises InvalidInputError,
+        TableSchemaValidationError (rows that are there fail), UnsupportedOperationError.
+        """
+        self._check_change("set_contract")
+        names = list_texts(checks, "checks")
+        fields: dict[str, Any] = {"checks": names, "on_failure": on_failure, "clients": clients}
+        return TableContract.of(self._lake.calls.call("SetTableContract", id=list(self.path), **fields))
+
+    def drop_contract(self) -> None:
+        """Enforce the contract no longer. Raises InvalidInputError: there is none."""
+        self._check_change("drop_contract")
+        self._lake.calls.call("DropTableContract", id=list(self.path))
 
     # Columns, indexes, files
 

@@ -21,6 +21,7 @@ from lance_namespace.errors import (
 from tiltyard.calls.searches import SearchOptions, find_rows, resolve_version
 from tiltyard.lake.arguments import Names, check_moment, check_whole_number, list_names
 from tiltyard.lake.changes import Changes
+from tiltyard.lake.contracts import TableContract, TestResult
 from tiltyard.lake.display import render_fields
 from tiltyard.lake.errors import naming, translate
 from tiltyard.lake.lineage import Lineage, read_lineage
@@ -80,6 +81,21 @@ class TableReader(Guessing):
         if version is not None and tag is not None:
             raise InvalidInputError("version and tag both name what to read: leave one out.")
         return self._table.dataset(version if version is not None else tag, branch)
+
+    @property
+    def contract(self) -> TableContract | None:
+        """Return the contract, with the latest results of its checks; None without one. Raises TableNotFoundError."""
+        described = self._lake.calls.call("DescribeTableContract", id=list(self.path))
+        return TableContract.of(described) if described["checks"] else None
+
+    def test(self, *, version: int | None = None, branch: str | None = None) -> TestResult:
+        """Test the rows by all checks of the contract; the result is false if one fails that does not only warn.
+
+        Raises InvalidInputError (no contract), TableNotFoundError, TableVersionNotFoundError.
+        """
+        fields: dict[str, Any] = {"version": version, "branch": branch}
+        tested = self._lake.calls.call("TestTable", id=list(self.path), **fields)
+        return TestResult(tested["passed"], tested["version"], tuple(tested["results"]))
 
     @property
     def schema(self) -> pa.Schema:

@@ -52,6 +52,9 @@ from tiltyard.model.spec import operations
         ("SetTablePolicy", {"name": "masks", "filter": "true"}),
         ("SetTablePrimaryKey", {"columns": ["id"]}),
         ("DropTablePrimaryKey", {}),
+        ("SetTableContract", {"checks": ["not_null(id)"]}),
+        ("DescribeTableContract", {}),
+        ("TestTable", {}),
     ],
 )
 def test_whatever_tells_or_changes_more_is_refused(ann: httpx.Client, name: str, fields: dict[str, Any]) -> None:

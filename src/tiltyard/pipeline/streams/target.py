@@ -23,6 +23,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.contracts.checks import QualityCheck, validate_checks
+from tiltyard.contracts.row_checks import split_failing
 from tiltyard.model.lineage import JobLineage
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.column_names import check_new_columns
@@ -41,6 +42,7 @@ from tiltyard.pipeline.streams.positions import (
 from tiltyard.pipeline.upsert.plan import UpsertPlan
 from tiltyard.pipeline.upsert.tasks import KeysInMemory
 from tiltyard.pipeline.writing.commit import KEY_ERRORS, CommitConflictError, JobTable, check_column_list
+from tiltyard.pipeline.writing.contract_checks import rejecting_checks
 from tiltyard.pipeline.writing.fragments import (
     FragmentTarget,
     check_lance_types,
@@ -50,7 +52,7 @@ from tiltyard.pipeline.writing.fragments import (
 )
 from tiltyard.pipeline.writing.quality_checks import CheckCounter
 from tiltyard.pipeline.writing.target_table import TargetTable, WriteMode, prepare_target
-from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec, describe_unfit, encode_rejects
+from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec, describe_unfit, encode_rejects, rejects_folder
 from tiltyard.pipeline.writing.write_job import check_rows
 from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.upkeep.compaction import commit_compaction, plan_compaction
@@ -105,6 +107,7 @@ class StreamTable:
     _is_writing: bool = field(init=False, default=False)
     _job_table: JobTable | None = field(init=False, default=None)
     _commits: int = field(init=False, default=0)
+    _rejecting: tuple[QualityCheck, ...] | None = field(init=False, default=None)
 
     def open(self) -> Position | None:
         """Return the position that the table has recorded; None for a stream that has not begun.
@@ -150,13 +153,15 @@ class StreamTable:
             self._begin_writing()
         dataset = self._evolve(batch.rows)
         rows = self._fit(batch, batch.rows, dataset.schema, rejected)
+        rows, failed = self._split_failing(dataset, rows)
         deleted = None
         if self.options.on:
             on = list(self.options.on)
             key_schema = pa.schema([dataset.schema.field(name).with_nullable(False) for name in on])
             deletes = self._fit(batch, batch.deletes, key_schema, rejected)
             rows, deleted = _last_of_each_key(rows, deletes, on)
-        self._write_rejects(rejected)
+        self._write_rejects(rejected, failed)
+        rejected += failed
         self._commit(dataset, rows.drop_columns([SEQUENCE]), deleted, batch.position, len(rejected))
         self.position = {**self.position, **batch.position}
         self._commits += 1
@@ -268,6 +273,19 @@ class StreamTable:
                     fitted.append(result)
         return pa.Table.from_batches(fitted, pa.schema(fields))
 
+    def _split_failing(self, dataset: lance.LanceDataset, rows: pa.Table) -> tuple[pa.Table, list[RejectedRow]]:
+        """Return the rows that the table's contract lets in, and those that it rejects. Raises RefusedError.
+
+        The contract is that of the process's first batch; a later one is held by the commits.
+        """
+        if self._rejecting is None:
+            self._rejecting = rejecting_checks(self.table, dataset.schema)
+        passing, failed = split_failing(self._rejecting, rows)
+        return passing, [
+            RejectedRow({name: value for name, value in row.items() if name != SEQUENCE}, reason)
+            for reason, row in failed
+        ]
+
     def _commit(
         self, dataset: lance.LanceDataset, rows: pa.Table, deleted: pa.Table | None, advanced: Position, rejected: int
     ) -> None:
@@ -367,25 +385,31 @@ class StreamTable:
 
     # Rejected rows
 
-    def _write_rejects(self, rejected: Sequence[RejectedRow]) -> None:
-        """Write rejected rows to a file named by the position where their batch begins: a repeat replaces it."""
-        if not rejected:
-            return
-        if self.options.rejects is None:
+    def _write_rejects(self, rejected: Sequence[RejectedRow], failed: Sequence[RejectedRow] = ()) -> None:
+        """Write rejected rows to a file named by the position where their batch begins: a repeat replaces it.
+
+        Those that `failed` the table's contract go to its own folder if there is no other one.
+        """
+        if rejected and self.options.rejects is None:
             raise describe_unfit(rejected[0])
-        write_file(self._rejects_file(), encode_rejects(rejected), self.options.storage)
+        if rejected or failed:
+            write_file(self._rejects_file(), encode_rejects([*rejected, *failed]), self._rejects_storage())
 
     def _remove_uncommitted_rejects(self) -> None:
         """Remove the rejected rows of a batch that was not committed: it is read again, and may end elsewhere.
 
         Its process cannot commit it any more.
         """
-        if self.options.rejects is not None:
-            delete_files([self._rejects_file()], self.options.storage)
+        if self.options.rejects is not None or self._rejecting:
+            delete_files([self._rejects_file()], self._rejects_storage())
+
+    def _rejects_storage(self) -> Mapping[str, str]:
+        return self.table.location().options if self.options.rejects is None else self.options.storage
 
     def _rejects_file(self) -> str:
         text = json.dumps([str(self.table), self.options.name, sorted(self.position.items())])
-        return f"{self.options.rejects}/stream-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}.jsonl"
+        folder = self.options.rejects or rejects_folder(self.table.location())
+        return f"{folder}/stream-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}.jsonl"
 
 
 def _last_of_each_key(rows: pa.Table, deletes: pa.Table, on: list[str]) -> tuple[pa.Table, pa.Table]:

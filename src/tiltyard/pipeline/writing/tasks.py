@@ -16,13 +16,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiltyard.contracts.checks import QualityCheck
-from tiltyard.contracts.rejects import ROWS_PER_FILE, encode_reject
+from tiltyard.contracts.rejects import FOLDER, ROWS_PER_FILE, encode_reject
+from tiltyard.contracts.row_checks import split_failing
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.functions.calls import GuardedFunction
 from tiltyard.pipeline.sources.casts import ColumnMapping, apply_function, cast_batch
 from tiltyard.pipeline.sources.filesystem import write_file
 from tiltyard.pipeline.sources.readers import Piece, SourceReader
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
+from tiltyard.pipeline.table_location import TableLocation
 from tiltyard.pipeline.writing.fragments import FragmentTarget, delete_fragment_files, write_batches
 from tiltyard.pipeline.writing.quality_checks import CheckCounter
 from tiltyard.view_refresh.added_columns import AddedColumns
@@ -39,7 +41,9 @@ class WriteSpec:
     `rejects` is a folder for rows that do not fit, with the run's id in the names of its files; without it, such a row
     ends the job, and is quoted in the error unless `hides_rows`: a job's error has more readers than its source. Rows
     in which one of the `keys` is null do not fit. With `added`, the rows are those of a view's query, and get the
-    columns that were added to the view. With `may_sync_later` results may say what makes their files durable.
+    columns that were added to the view. With `may_sync_later` results may say what makes their files durable. Rows that
+    fail one of the `rejecting` checks, those of the table's contract, are parked in the folder of rejects, or else in
+    the table's own.
     """
 
     run: str
@@ -54,6 +58,7 @@ class WriteSpec:
     hides_rows: bool = False
     added: AddedColumns | None = None
     may_sync_later: bool = False
+    rejecting: tuple[QualityCheck, ...] = ()
 
     @property
     def resources(self) -> tuple[tuple[str, str], ...]:
@@ -117,9 +122,10 @@ def write_rows(spec: WriteSpec, rows: RowStream, key: str) -> WriteResult:
             if isinstance(batch, RejectedRow):
                 rejects.add(batch)
             elif batch.num_rows:
-                counter.count(batch)
-                count += batch.num_rows
-                yield batch
+                for row in rejects.take(batch):
+                    counter.count(row)
+                    count += row.num_rows
+                    yield row
 
     whole = valid_rows() if spec.added is None else spec.added.add(valid_rows())
     fragments = write_batches(spec.target, whole)
@@ -213,7 +219,19 @@ class _RejectWriter:
     files: RejectFiles = field(init=False)
 
     def __post_init__(self) -> None:
-        self.files = RejectFiles(self.spec.rejects or "", f"{self.spec.run}-{self.key}", self.spec.storage)
+        folder, storage = self.spec.rejects, self.spec.storage
+        if folder is None:
+            folder, storage = rejects_folder(self.spec.target.location), self.spec.target.location.options
+        self.files = RejectFiles(folder, f"{self.spec.run}-{self.key}", storage)
+
+    def take(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Return the rows that the table's contract lets in; the others are parked. Raises RefusedError."""
+        if not self.spec.rejecting:
+            return [batch]
+        passing, failed = split_failing(self.spec.rejecting, pa.Table.from_batches([batch]))
+        for reason, row in failed:
+            self.files.add(reason, row)
+        return passing.to_batches() if failed else [batch]
 
     @property
     def count(self) -> int:
@@ -230,6 +248,11 @@ class _RejectWriter:
 
     def flush(self) -> None:
         self.files.flush()
+
+
+def rejects_folder(location: TableLocation) -> str:
+    """Return the folder of a table for rows that its contract rejects."""
+    return f"{location.uri}/{FOLDER}"
 
 
 @dataclass(slots=True)

@@ -30,6 +30,7 @@ from tiltyard.pipeline.session import LazySession, started
 from tiltyard.pipeline.sources.casts import check_time_zones, map_to_table, select_columns
 from tiltyard.pipeline.upsert.plan import find_upsert, upsert_fragments
 from tiltyard.pipeline.writing.commit import KEY_ERRORS, JobTable, check_column_list
+from tiltyard.pipeline.writing.contract_checks import rejecting_checks
 from tiltyard.pipeline.writing.distribution_checks import (
     ColumnProfile,
     compare,
@@ -210,9 +211,11 @@ def plan_rows(
         if check.kind == "foreign_key":
             ReferencedColumn.find(check, target.table, fragment_target.schema)  # before anything is written
     keys = options.on if options.rejects else ()
+    rejecting = rejecting_checks(target.table, fragment_target.schema) if target.base else ()
     return WriteSpec(
-        run.id, fragment_target, columns, options.udf, table_columns, options.checks, options.rejects, storage, keys
-    )
+        run.id, fragment_target, columns, options.udf, table_columns, options.checks, options.rejects, storage, keys,
+        rejecting=rejecting,
+    )  # fmt: skip
 
 
 def commit_rows(

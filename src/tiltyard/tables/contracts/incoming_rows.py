@@ -6,7 +6,6 @@ certain they are deleted again, so that who sends the request once more parks th
 
 from __future__ import annotations
 
-import functools
 import operator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from lance_namespace.errors import InvalidInputError
 from msgspec import structs
 
@@ -22,7 +20,7 @@ from tiltyard.contracts.checked_rows import CheckedRows
 from tiltyard.contracts.checks import validate_checks
 from tiltyard.contracts.contract import Contract, Level
 from tiltyard.contracts.rejects import FOLDER, ROWS_PER_FILE, encode_reject
-from tiltyard.contracts.row_checks import failing_rows
+from tiltyard.contracts.row_checks import split_failing
 from tiltyard.model.refusals import RefusedError
 from tiltyard.storage.errors import lance_errors, may_have_committed
 from tiltyard.tables.contracts.enforcement import BATCH_ROWS, check_table, hide_reason
@@ -106,22 +104,12 @@ class IncomingContract:
 
     def _reject(self, checks: Sequence[ContractCheck], rows: pa.Table) -> pa.Table:
         """Park the rows that fail one of these checks; return the others."""
-        masks = failing_rows([each.check for each in checks], rows)
-        failing = functools.reduce(pc.or_, masks)
-        count = pc.sum(failing).as_py() or 0
-        if not count:
-            return rows
-        reasons: list[str] = [""] * rows.num_rows
-        for each, mask in zip(checks, masks, strict=True):
-            for index in pc.indices_nonzero(mask).to_pylist():
-                reasons[index] = reasons[index] or each.text
-        parked = rows.filter(failing).to_pylist()
-        for row, reason in zip(parked, filter(None, reasons), strict=True):
-            self._parked.append(encode_reject(reason, row))
-        self.found.rejected += count
+        passing, failed = split_failing([each.check for each in checks], rows)
+        self._parked += [encode_reject(reason, row) for reason, row in failed]
+        self.found.rejected += len(failed)
         if len(self._parked) >= ROWS_PER_FILE or sum(map(len, self._parked)) >= _MAX_PARKED_BYTES:
             self.park()
-        return rows.filter(pc.invert(failing))
+        return passing
 
     def park(self) -> None:
         """Write the rejected rows that are in no file yet. Called before the commit."""

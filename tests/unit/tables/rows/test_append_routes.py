@@ -17,7 +17,15 @@ LARGE = pa.table({"a": pa.array(range(MAX_QUEUED_BYTES // 8 + 1))})
 
 
 def _target(*, contended: bool = True, location: str = "s3://bucket/t", branch: Branch = MAIN, **fields: Any) -> Any:
-    record = {"id": 1, "managed": True, "declared": False, "primary_key": None, "mount_id": None, **fields}
+    record = {
+        "id": 1,
+        "managed": True,
+        "declared": False,
+        "primary_key": None,
+        "contract": None,
+        "mount_id": None,
+        **fields,
+    }
     contention = SimpleNamespace(is_contended=lambda key: contended)
     ctx = SimpleNamespace(services=SimpleNamespace(contention=contention))
     return SimpleNamespace(ctx=ctx, record=SimpleNamespace(**record), key="t#", location=location, branch=branch)
@@ -34,6 +42,7 @@ def test_why_not_queued_small_appends_of_a_contended_table_are() -> None:
         (_target(managed=False), [SMALL], {1}, "straight to storage"),
         (_target(declared=True), [SMALL], {1}, "no version yet"),
         (_target(primary_key="{}"), [SMALL], {1}, "key is checked here"),
+        (_target(contract="{}"), [SMALL], {1}, "contract is checked here"),
         (_target(mount_id=3), [SMALL], {1}, "below a mount"),
         (_target(), [SMALL, SMALL], {1, 2}, "another table"),
         (_target(), [SMALL, None], {1}, "in files already"),

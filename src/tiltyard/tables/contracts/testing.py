@@ -23,7 +23,7 @@ from tiltyard.contracts.contract import Contract, Level, describe_row
 from tiltyard.contracts.row_checks import ROW_KINDS, failing_rows, first_failing
 from tiltyard.model.branches import Branch
 from tiltyard.model.ids import table_id
-from tiltyard.model.operations import Pool, operation
+from tiltyard.model.operations import PoolName, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.spec import models
@@ -32,7 +32,8 @@ from tiltyard.store import TestRecord
 from tiltyard.tables.contracts.enforcement import read_rows
 from tiltyard.tables.keys.key_values import key_hashes
 from tiltyard.tables.opening import find_table, open_for_reading
-from tiltyard.tables.query.routes.view import VIEW_VERSION, View, find_view
+from tiltyard.tables.query.response_sizes import NO_LIMIT
+from tiltyard.tables.query.routes.view import VIEW_VERSION, ExpandedView, find_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 MAX_TESTED_KEYS = 1 << 25
 """Values that a test of unique or foreign_key holds in memory, by their hashes of eight bytes."""
-_ALL_ROWS = 1 << 62
+
 _OF_ROWS = (*ROW_KINDS, "freshness")
 
 
@@ -79,12 +80,12 @@ class _ViewRows:
 
     def read(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         chosen = models.QueryTableColumns(column_names=list(columns))
-        request = models.QueryTableRequest(id=self.names, k=_ALL_ROWS, vector=None, columns=chosen)
-        for batch in View(request=request).answer(self.ctx).batches:
+        request = models.QueryTableRequest(id=self.names, k=NO_LIMIT, vector=None, columns=chosen)
+        for batch in ExpandedView(request).answer(self.ctx).batches:
             yield pa.Table.from_batches([batch])
 
 
-@operation(needs=on_table(Privilege.READ), pool=Pool.QUERIES)
+@operation(needs=on_table(Privilege.READ), pool=PoolName.QUERIES)
 def test_table(ctx: Context, request: models.TestTableRequest) -> models.TestTableResponse:
     """Test a table, or a view, by its contract: all checks, against all rows of a version; keep the result.
 

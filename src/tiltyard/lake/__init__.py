@@ -18,6 +18,8 @@ from tiltyard.lake.runs import Run
 from tiltyard.lake.snapshots import Snapshot
 from tiltyard.lake.sources import Jdbc, Source
 from tiltyard.lake.table import Table
+from tiltyard.lake.training.loader import Loader, LoaderOptions
+from tiltyard.lake.training.training_set import TrainingSet
 from tiltyard.lake.views import View
 from tiltyard.pipeline.functions.call_options import CallOptions
 from tiltyard.pipeline.sources.file_options import FileOptions
@@ -30,12 +32,15 @@ __all__ = [
     "Lake",
     "LakeNamespace",
     "Lineage",
+    "Loader",
+    "LoaderOptions",
     "Run",
     "RunCanceledError",
     "RunFailedError",
     "Snapshot",
     "Source",
     "Table",
+    "TrainingSet",
     "View",
     "connect",
 ]

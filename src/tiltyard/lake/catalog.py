@@ -23,7 +23,14 @@ from tiltyard.lake.schedules import Duration, Schedule, create_schedule, find_sc
 from tiltyard.lake.session import LakeSession, SparkSessions
 from tiltyard.lake.snapshots import LakeMoment, Snapshot, create_snapshot, find_snapshot, list_snapshots
 from tiltyard.lake.sources import Source
-from tiltyard.lake.table import Mode, Table
+from tiltyard.lake.table import Mode, SnapshotTable, Table
+from tiltyard.lake.training.definition import check_definition
+from tiltyard.lake.training.training_set import (
+    TrainingSet,
+    create_training_set,
+    find_training_set,
+    list_training_sets,
+)
 from tiltyard.lake.views import View, create_view
 from tiltyard.model.ids import Id
 from tiltyard.model.lineage import DEFAULT_DEPTH
@@ -342,6 +349,55 @@ class Lake(LakeSession, LakeNamespace):
         """Return the schedules that you have defined, or may submit the jobs of, by namespace and name."""
         return list_schedules(self)
 
+    def training_set(
+        self,
+        name: str,
+        table: str | Table | None = None,
+        *,
+        query: str | None = None,
+        splits: Mapping[str, float] | None = None,
+        by: Names | None = None,
+        seed: int = 0,
+        stratify: str | None = None,
+        weights: str | Mapping[Any, float] | None = None,
+        filter: str | None = None,  # noqa: A002  # Lance's own name
+        columns: Names | None = None,
+    ) -> TrainingSet:
+        """Make a training set of a table's version, or of the rows of a query; without both, open the one of the name.
+
+        A set that exists with the same arguments is opened. `splits` are fractions ({"train": 1} by default); all
+        rows with the same values of the columns `by` are in one split, the one that later sets of the same seed and
+        splits have them in, too. With `stratify` each split has its fraction of each value of that column. `weights`
+        is a column, or weights by values of `stratify`: the share of such rows (0 to 1) that are in the set. `filter`
+        and `columns` are in SQL and of the source. `table.at(version)` is a version, the newest one by default.
+        Raises InvalidInputError, TableAlreadyExistsError (a set with other arguments, or a table),
+        TableTagNotFoundError (no set has the name), TableNotFoundError, TableColumnNotFoundError,
+        TableVersionNotFoundError, PermissionDeniedError.
+        """
+        path = self._resolve(name, "training set")
+        options: dict[str, Any] = {
+            "splits": splits, "by": by, "stratify": stratify, "weights": weights, "filter": filter, "columns": columns
+        }  # fmt: skip
+        if table is None and query is None:
+            if given := [option for option, value in options.items() if value is not None] or (seed and ["seed"]):
+                raise InvalidInputError(f"{given[0]} is of a new set: give its table or query, or the name alone.")
+            return find_training_set(self, format_id(path))
+        if table is not None and query is not None:
+            raise InvalidInputError("table and query are both sources of a set: leave one out.")
+        source = self.table(table) if isinstance(table, str) else table
+        if source is not None and not isinstance(source, Table):
+            raise InvalidInputError(f"table is a {type(table).__name__}: give a table, or its name.")
+        of_query = format_id((*path[:-1], f"{path[-1]}_rows"))
+        definition = check_definition(
+            table=of_query if source is None else source.name, query=query, seed=seed, **options
+        )
+        version = source.version if isinstance(source, SnapshotTable) else None
+        return create_training_set(self, path, source, definition, version=version)
+
+    def training_sets(self) -> list[TrainingSet]:
+        """Return the training sets whose tables you may read, by name."""
+        return list_training_sets(self)
+
     def lineage(self, uri: str | os.PathLike[str], *, depth: int = DEFAULT_DEPTH) -> Lineage:
         """Return the tables that were made from a file or folder, up to `depth` steps away.
 
@@ -452,6 +508,10 @@ class LakeBlock(Lake):
     def schedule(self, *_: Any, **__: Any) -> NoReturn:
         """Raise InvalidInputError: a schedule's jobs run later, by themselves."""
         raise not_published("schedule")
+
+    def training_set(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise InvalidInputError: a training set has published versions."""
+        raise not_published("training_set")
 
     def publish(self, *_: Any, **__: Any) -> NoReturn:
         """Raise InvalidInputError: a publication has no other one in it."""

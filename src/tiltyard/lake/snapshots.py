@@ -110,13 +110,24 @@ class LakeMoment:
 
 
 def create_snapshot(
-    lake: LakeSession, name: str, paths: Sequence[tuple[str, ...]], moment: datetime | None = None
+    lake: LakeSession,
+    name: str,
+    paths: Sequence[tuple[str, ...]],
+    moment: datetime | None = None,
+    versions: Sequence[int] | None = None,
 ) -> Snapshot:
-    """Create a snapshot. Raises as `Lake.snapshot` does."""
+    """Create a snapshot: of the newest versions, of those of a moment, or of some versions, one a table.
+
+    Raises as `Lake.snapshot` does.
+    """
     if moment is not None:
         check_moment(moment, "at")
-    at_ms = None if moment is None else int(moment.timestamp() * 1000)
-    response = lake.calls.call("CreateSnapshot", name=name, tables=[list(path) for path in paths], at_millis=at_ms)
+    request = {
+        "tables": [list(path) for path in paths],
+        "at_millis": None if moment is None else int(moment.timestamp() * 1000),
+        "versions": None if versions is None else list(versions),
+    }
+    response = lake.calls.call("CreateSnapshot", name=name, **request)
     return Snapshot(lake, response["snapshot"])
 
 

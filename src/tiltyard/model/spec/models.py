@@ -769,6 +769,7 @@ class CreateSnapshotRequest(Request, kw_only=True, forbid_unknown_fields=True):
     name: str
     tables: list[list[str]]
     at_millis: Int64 | None = None
+    versions: list[Int64] | None = None
 
 
 class CreateSnapshotResponse(Response, kw_only=True):

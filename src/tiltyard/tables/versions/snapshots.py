@@ -37,7 +37,7 @@ from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifests.manifest_format import tag_file
 from tiltyard.store.access.grants import TABLE
 from tiltyard.store.tables.snapshots import SnapshotMember, SnapshotRecord
-from tiltyard.tables.opening import find_table, open_for_reading, open_to_commit
+from tiltyard.tables.opening import check_version_number, find_table, open_for_reading, open_to_commit
 from tiltyard.tables.versions.removal_turns import confirm_reference
 from tiltyard.tables.versions.versions import list_versions
 
@@ -105,9 +105,10 @@ SEE_SNAPSHOTS = Needs("nothing: the snapshots on all of whose tables the caller 
 def create_snapshot(ctx: Context, request: models.CreateSnapshotRequest) -> models.CreateSnapshotResponse:
     """Name the latest versions of some tables, all as of one moment; with `at_millis` those that were it then.
 
-    Raises InvalidInputError (a name that no tag can have; no table, one twice, or more than MAX_TABLES; a moment that
-    is to come), TableVersionNotFoundError (a table has no version of then), TableTagAlreadyExistsError (a snapshot, or
-    a tag of one of the tables, has the name), ConcurrentModificationError, UnsupportedOperationError (below a mount),
+    With `versions` those, one for each table. Raises InvalidInputError (a name that no tag can have; no table, one
+    twice, or more than MAX_TABLES; a moment that is to come; not a version for each table), TableVersionNotFoundError
+    (a table has no version of then, or not that one), TableTagAlreadyExistsError (a snapshot, or a tag of one of the
+    tables, has the name), ConcurrentModificationError, UnsupportedOperationError (below a mount),
     NamespaceNotFoundError, TableNotFoundError, InvalidTableStateError.
     """
     name, paths = check_ref(request.name, "snapshot"), _member_paths(ctx, request)
@@ -119,8 +120,7 @@ def create_snapshot(ctx: Context, request: models.CreateSnapshotRequest) -> mode
         if not ctx.store.claim_incomplete_snapshot(existing, token):
             raise _overtaken(name)
         _drop_tags(ctx, existing)
-    at_ms = request.at_millis
-    members = _latest_versions(ctx, paths) if at_ms is None else [_version_at(ctx, path, at_ms) for path in paths]
+    members = _chosen_versions(ctx, request, paths)
     _check_no_tag(ctx, paths, name)
     if not ctx.store.begin_snapshot(name, token, ctx.principal.name, members):
         raise _exists(name)
@@ -222,6 +222,15 @@ def _latest_versions(ctx: Context, paths: Sequence[Id]) -> list[SnapshotMember]:
     raise ConcurrentModificationError("Commits to the tables do not pause: take the snapshot again.")
 
 
+def _chosen_versions(ctx: Context, request: models.CreateSnapshotRequest, paths: Sequence[Id]) -> list[SnapshotMember]:
+    """Return the versions that a request asks for. Raises as `create_snapshot` does."""
+    if request.at_millis is not None and request.versions is not None:
+        raise InvalidInputError("at_millis and versions both say which versions: leave one out.")
+    if request.at_millis is not None:
+        return [_version_at(ctx, path, request.at_millis) for path in paths]
+    return _latest_versions(ctx, paths) if request.versions is None else _given_versions(ctx, paths, request.versions)
+
+
 def _version_at(ctx: Context, path: Id, at_ms: int) -> SnapshotMember:
     """Return the version of a table that was its latest at a moment, by the times of versions.
 
@@ -241,6 +250,18 @@ def _version_at(ctx: Context, path: Id, at_ms: int) -> SnapshotMember:
             newer = version.version
         if (token := page.page_token) is None:
             raise TableVersionNotFoundError(f"{path} has no version of that moment: the oldest one is younger.")
+
+
+def _given_versions(ctx: Context, paths: Sequence[Id], versions: Sequence[int]) -> list[SnapshotMember]:
+    """Return the versions that a request has, of which each exists. Raises as `create_snapshot` does."""
+    if len(versions) != len(paths):
+        raise InvalidInputError(f"There are {len(paths)} tables and {len(versions)} versions: give one for each table.")
+    for version in versions:
+        check_version_number(version)
+    return [
+        SnapshotMember(open_for_reading(ctx, path, version=version).record.id, version, tuple(path))
+        for path, version in zip(paths, versions, strict=True)
+    ]
 
 
 def _check_no_tag(ctx: Context, paths: Sequence[Id], name: str) -> None:

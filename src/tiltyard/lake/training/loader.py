@@ -1,0 +1,297 @@
+"""Read a split in batches: shuffled, by ranks and workers, ahead of the trainer, and from where a state says.
+
+Rows are read a round of `epoch_order` at a time, the next one while the batches of one are consumed. So in memory are
+up to two rounds (`buffer_bytes` each), the batches that are ahead (`prefetch`), and what the order itself has.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, TypedDict
+
+import numpy as np
+import pyarrow as pa
+from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError
+
+from tiltyard.lake.arguments import Names, check_whole_number, list_names
+from tiltyard.lake.training.batch_formats import FORMATS, Decoder, decode
+from tiltyard.lake.training.definition import check_seed
+from tiltyard.lake.training.epoch_order import MAX_BUFFER_ROWS, EpochOrder, OrderSpec
+from tiltyard.lake.training.row_reader import OpenSplit, RowReader
+from tiltyard.runtime.pool import Started, start_soon
+
+MAX_BATCH_ROWS = 1 << 20
+"""Rows of a batch."""
+MAX_PREFETCH = 64
+"""Batches that are made ahead of the trainer."""
+BUFFER_BYTES = 64 << 20
+"""Bytes of rows that are mixed with each other, and read at once."""
+MAX_BUFFER_BYTES = 16 << 30
+"""Bytes that such a buffer may be given."""
+_TORCH = "torch.utils.data"
+
+
+class LoaderOptions(TypedDict, total=False):
+    """What `TrainingSet.loader` takes.
+
+    `batch_size` rows are a batch, `drop_last` leaves the one out that has fewer, and the batches of a step that not all
+    ranks have. `shuffle` is a seed, None keeps the order of the source; `epochs` is how many an iteration has, None for
+    ever. `rank` of `world_size` takes its share. `columns` are those of the set by default, `decode` maps columns to
+    functions of their values, `format` is "arrow", "numpy" or "torch". `prefetch` batches are made ahead, 0 makes each
+    when it is asked for. `buffer_bytes` of rows are mixed with each other.
+    """
+
+    batch_size: int
+    shuffle: int | None
+    epochs: int | None
+    rank: int
+    world_size: int
+    columns: Names | None
+    format: str
+    prefetch: int
+    drop_last: bool
+    decode: Mapping[str, Decoder] | None
+    buffer_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Position:
+    """Where a run is: in an epoch, whose batches from `start` on the ranks share, behind `passed` of its own."""
+
+    epoch: int = 0
+    start: int = 0
+    passed: int = 0
+
+
+@dataclass(slots=True)
+class Loader:
+    """Batches of a split. An iteration begins where the state says; behind a whole one, the next has later epochs."""
+
+    reader: RowReader
+    order: OrderSpec
+    digest: str
+    split: str
+    columns: tuple[str, ...]
+    decoders: Mapping[str, Decoder]
+    format: str
+    epochs: int | None
+    rank: int
+    world_size: int
+    prefetch: int
+    drop_last: bool
+    _origin: _Position = field(init=False, default_factory=_Position)
+    _position: _Position = field(init=False, default_factory=_Position)
+
+    def __len__(self) -> int:
+        """Return how many batches this rank has of a whole epoch."""
+        return len(range(self.rank, self._end(0), self.world_size))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of `epochs` epochs, in a worker of PyTorch its share of them."""
+        worker, workers = _find_worker()
+        split, position = self.reader.open(self.columns), self._origin
+        self._position = position
+        last = None if self.epochs is None else position.epoch + self.epochs
+        while last is None or position.epoch < last:
+            for passed, batch in self._read_epoch(split, position, worker, workers):
+                self._position = _Position(position.epoch, position.start, passed)
+                yield batch
+            position = self._position = _Position(position.epoch + 1)
+        self._origin = position
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin the next iteration with an epoch, counted from 0. Raises InvalidInputError."""
+        self._origin = self._position = _Position(_check_number("epoch", epoch, 0, 2**53))
+
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+        """Return where the run is: behind the last batch that was taken.
+
+        Where workers read the batches, the trainer counts them: `batches` is how many of the epoch it has taken since
+        the iteration began. Raises InvalidInputError.
+        """
+        position = self._position
+        if batches is not None:
+            taken = self._origin.passed + _check_number("batches", batches, 0, len(self))
+            position = _Position(self._origin.epoch, self._origin.start, taken)
+        return {**self._identity(), "world_size": self.world_size, **asdict(position)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Begin the next iteration where a state says; of another number of ranks, one that all were at.
+
+        Raises InvalidInputError for a state of another set, or of another order.
+        """
+        if not isinstance(state, Mapping):
+            raise InvalidInputError("state is a mapping, as state_dict() returns it.")
+        for name, own in self._identity().items():
+            if state.get(name) != own:
+                raise InvalidInputError(
+                    f"state is of another run: its {name} is {state.get(name)!r}, and here it is {own!r}."
+                )
+        numbers = {
+            name: _check_number(f"state['{name}']", state.get(name), 0, 2**53) for name in ("epoch", "start", "passed")
+        }
+        ranks = _check_number("state['world_size']", state.get("world_size"), 1, 2**31)
+        position = _Position(**numbers)
+        if ranks != self.world_size:
+            position = _Position(position.epoch, position.start + position.passed * ranks)
+        self._origin = self._position = position
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what the order of the rows depends on."""
+        order = self.order
+        return {
+            "digest": self.digest,
+            "split": self.split,
+            "shuffle": order.seed,
+            "batch_size": order.batch_size,
+            "buffer_rows": order.buffer_rows,
+        }
+
+    def _end(self, start: int) -> int:
+        """Return the number behind the last batch of an epoch, whose batches from `start` on the ranks share."""
+        if not self.drop_last:
+            return self.order.batches
+        whole = self.order.rows // self.order.batch_size
+        return whole - max(0, whole - start) % self.world_size
+
+    def _read_epoch(
+        self, split: OpenSplit, position: _Position, worker: int, workers: int
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield the batches of a rank's worker from a position on, with how many of the rank are passed behind each.
+
+        Batch j of a rank is batch start + j * world_size + rank of the epoch, and of worker j mod workers.
+        """
+        order = EpochOrder(self.order, position.epoch)
+        own = position.passed + (worker - position.passed) % workers
+        first = position.start + own * self.world_size + self.rank
+        stride = self.world_size * workers
+        groups = order.groups(first, stride, self._end(position.start))
+        made = self._ahead(_read_ahead(split, order, groups, is_ahead=self.prefetch > 0))
+        for number, batch in enumerate(made):
+            yield own + number * workers + 1, batch
+
+    def _ahead(self, batches: Iterator[Callable[[], Any]]) -> Iterator[Any]:
+        """Make batches, `prefetch` of them ahead, in threads that are shared; yield them in their order."""
+        started: list[Started[Any]] = []
+        for make in batches:
+            if not self.prefetch:
+                yield self._make(make)
+                continue
+            started.append(start_soon(partial(self._make, make)))
+            if len(started) > self.prefetch:
+                yield started.pop(0).result()
+        while started:
+            yield started.pop(0).result()
+
+    def _make(self, take: Callable[[], pa.RecordBatch]) -> Any:
+        return FORMATS[self.format](decode(take(), self.decoders))
+
+
+def _read_ahead(
+    split: OpenSplit, order: EpochOrder, groups: Iterator[list[int]], *, is_ahead: bool
+) -> Iterator[Callable[[], pa.RecordBatch]]:
+    """Yield what makes each batch of groups, whose rows are read at once: those of the next group meanwhile."""
+
+    def read(group: list[int]) -> tuple[pa.Table, list[np.ndarray]]:
+        wanted = order.rows_of(group)
+        rows = np.concatenate(wanted)
+        places = np.empty(len(rows), np.int64)
+        by_number = np.argsort(rows, kind="stable")
+        places[by_number] = np.arange(len(rows))
+        ends = np.cumsum([len(part) for part in wanted])[:-1]
+        return split.take(rows[by_number]), np.split(places, ends)
+
+    def start(group: list[int] | None) -> Started[tuple[pa.Table, list[np.ndarray]]] | None:
+        return None if group is None else start_soon(partial(read, group))
+
+    following = start(next(groups, None))
+    while following is not None:
+        table, parts = following.result()
+        following = start(next(groups, None)) if is_ahead else None
+        for places in parts:
+            yield partial(_take_batch, table, places)
+        if not is_ahead:
+            following = start(next(groups, None))
+
+
+def _take_batch(table: pa.Table, places: np.ndarray) -> pa.RecordBatch:
+    return table.take(pa.array(places)).combine_chunks().to_batches()[0]
+
+
+def _find_worker() -> tuple[int, int]:
+    """Return which worker of a PyTorch DataLoader this process is, and how many there are; (0, 1) in any other one."""
+    module = sys.modules.get(_TORCH)
+    info = None if module is None else module.get_worker_info()
+    return (0, 1) if info is None else (int(info.id), int(info.num_workers))
+
+
+def open_loader(reader: RowReader, split: str, manifest: Mapping[str, Any], options: Mapping[str, Any]) -> Loader:
+    """Return a loader, which is an IterableDataset of PyTorch where that is loaded. Raises InvalidInputError.
+
+    Raises TypeError for an option that there is not, ImportError where the format "torch" lacks PyTorch.
+    """
+    if unknown := options.keys() - LoaderOptions.__annotations__.keys():
+        raise TypeError(f"There is no argument '{min(unknown)}'.")
+    batch_size = _check_number("batch_size", options.get("batch_size", 1024), 1, MAX_BATCH_ROWS)
+    world_size = _check_number("world_size", options.get("world_size", 1), 1, 2**31)
+    rank = _check_number("rank", options.get("rank", 0), 0, 2**31)
+    if rank >= world_size:
+        raise InvalidInputError(f"rank is {rank} and world_size is {world_size}: ranks are 0 to {world_size - 1}.")
+    seed = options.get("shuffle")
+    if seed is not None:
+        check_seed(seed, "shuffle")
+    epochs = options.get("epochs", 1)
+    if epochs is not None:
+        _check_number("epochs", epochs, 1, 2**31)
+    form = options.get("format", "numpy")
+    if form not in FORMATS:
+        raise InvalidInputError(f"format is {form!r}: it is {', '.join(FORMATS)}.")
+    decoders: dict[str, Any] = dict(options.get("decode") or {})
+    columns = _check_columns(manifest, options.get("columns"), decoders)
+    buffer_bytes = _check_number("buffer_bytes", options.get("buffer_bytes", BUFFER_BYTES), 1, MAX_BUFFER_BYTES)
+    buffer_rows = min(MAX_BUFFER_ROWS, max(batch_size, buffer_bytes // int(manifest["row_bytes"])))
+    prefetch = _check_number("prefetch", options.get("prefetch", 2), 0, MAX_PREFETCH)
+    kind = _loader_class(form)
+    return kind(
+        reader, OrderSpec(reader.count, batch_size, buffer_rows, seed), str(manifest["digest"]), split, columns,
+        decoders, form, epochs, rank, world_size, prefetch, bool(options.get("drop_last", False)),
+    )  # fmt: skip
+
+
+def _loader_class(form: str) -> type[Loader]:
+    if form == "torch":
+        importlib.import_module(_TORCH)
+    if _TORCH not in sys.modules:
+        return Loader
+    from tiltyard.lake.training.torch_loader import TorchLoader  # noqa: PLC0415  # it imports PyTorch
+
+    return TorchLoader
+
+
+def _check_columns(manifest: Mapping[str, Any], columns: Names | None, decoders: Mapping[str, Any]) -> tuple[str, ...]:
+    known = manifest["definition"]["columns"] or list(manifest["schema"])
+    chosen = known if columns is None else list_names(columns, "columns") or []
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise InvalidInputError("columns has to name at least one column, and each once.")
+    if missing := [name for name in chosen if name not in known]:
+        raise TableColumnNotFoundError(
+            f"columns names '{missing[0]}', and the set has no such column: {', '.join(known)}."
+        )
+    if missing := [name for name in decoders if name not in chosen]:
+        raise TableColumnNotFoundError(
+            f"decode names '{missing[0]}', which is none of the columns: {', '.join(chosen)}."
+        )
+    if wrong := [name for name, decoder in decoders.items() if not callable(decoder)]:
+        raise InvalidInputError(f"decode['{wrong[0]}'] is no function of a column.")
+    return tuple(chosen)
+
+
+def _check_number(argument: str, value: Any, least: int, most: int) -> int:
+    check_whole_number(value, argument)
+    if value is None or not least <= value <= most:
+        raise InvalidInputError(f"{argument} is {value}: it is a whole number from {least} to {most}.")
+    return int(value)

@@ -41,7 +41,9 @@ def query_server(server: str, headers: Mapping[str, str], text: str, address: st
     from pyarrow import flight
 
     sent = [(name.encode(), value.encode()) for name, value in headers.items()]
-    options = flight.FlightCallOptions(timeout=_ANSWER_SECONDS, headers=sent)
+    # Lance panics at rows that are not aligned, as in a message they need not be.
+    aligned = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.At64Byte)
+    options = flight.FlightCallOptions(timeout=_ANSWER_SECONDS, headers=sent, read_options=aligned)
     client = flight.connect(address or sql_address(server), tls_root_certs=_authorities())
     try:
         info = client.get_flight_info(flight.FlightDescriptor.for_command(encode_query(text)), options)

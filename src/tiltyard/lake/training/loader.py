@@ -7,9 +7,10 @@ up to two rounds (`buffer_bytes` each), the batches that are ahead (`prefetch`),
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, TypedDict
 
@@ -85,23 +86,43 @@ class Loader:
     drop_last: bool
     _origin: _Position = field(init=False, default_factory=_Position)
     _position: _Position = field(init=False, default_factory=_Position)
+    _opened: tuple[int, OpenSplit] | None = field(init=False, default=None)
+    """The open files, and the process that has opened them: no other one can use them."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a worker gets: all but open files."""
+        return {each.name: None if each.name == "_opened" else getattr(self, each.name) for each in fields(self)}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
 
     def __len__(self) -> int:
         """Return how many batches this rank has of a whole epoch."""
-        return len(range(self.rank, self._end(0), self.world_size))
+        return self._left(_Position())
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of `epochs` epochs, in a worker of PyTorch its share of them."""
+        """Yield the batches of `epochs` epochs, in a worker of PyTorch its share of them.
+
+        Workers take the batches of the iteration in turn, over the ends of epochs too, as a DataLoader asks for them.
+        """
         worker, workers = _find_worker()
-        split, position = self.reader.open(self.columns), self._origin
+        split, position = self._open(), self._origin
         self._position = position
         last = None if self.epochs is None else position.epoch + self.epochs
+        read = 0
         while last is None or position.epoch < last:
-            for passed, batch in self._read_epoch(split, position, worker, workers):
+            for passed, batch in self._read_epoch(split, position, (worker - read) % workers, workers):
                 self._position = _Position(position.epoch, position.start, passed)
                 yield batch
+            read += self._left(position)
             position = self._position = _Position(position.epoch + 1)
         self._origin = position
+
+    def _open(self) -> OpenSplit:
+        if self._opened is None or self._opened[0] != os.getpid():
+            self._opened = os.getpid(), self.reader.open(self.columns)
+        return self._opened[1]
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration with an epoch, counted from 0. Raises InvalidInputError."""
@@ -110,13 +131,17 @@ class Loader:
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         """Return where the run is: behind the last batch that was taken.
 
-        Where workers read the batches, the trainer counts them: `batches` is how many of the epoch it has taken since
-        the iteration began. Raises InvalidInputError.
+        Where workers read the batches, the trainer counts them: `batches` is how many it has taken since the iteration
+        began. Raises InvalidInputError, also in a worker, which does not know what was taken.
         """
+        if _find_worker()[1] > 1:
+            raise InvalidInputError("A worker does not know which batches were taken: call state_dict in the trainer.")
         position = self._position
         if batches is not None:
-            taken = self._origin.passed + _check_number("batches", batches, 0, len(self))
-            position = _Position(self._origin.epoch, self._origin.start, taken)
+            position, taken = self._origin, _check_number("batches", batches, 0, 2**53)
+            while (left := self._left(position)) <= taken and left:
+                position, taken = _Position(position.epoch + 1), taken - left
+            position = replace(position, passed=position.passed + taken)
         return {**self._identity(), "world_size": self.world_size, **asdict(position)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -151,6 +176,11 @@ class Loader:
             "buffer_rows": order.buffer_rows,
         }
 
+    def _left(self, position: _Position) -> int:
+        """Return how many batches this rank has of an epoch from a position on."""
+        first = position.start + position.passed * self.world_size + self.rank
+        return len(range(first, self._end(position.start), self.world_size))
+
     def _end(self, start: int) -> int:
         """Return the number behind the last batch of an epoch, whose batches from `start` on the ranks share."""
         if not self.drop_last:
@@ -158,15 +188,13 @@ class Loader:
         whole = self.order.rows // self.order.batch_size
         return whole - max(0, whole - start) % self.world_size
 
-    def _read_epoch(
-        self, split: OpenSplit, position: _Position, worker: int, workers: int
-    ) -> Iterator[tuple[int, Any]]:
-        """Yield the batches of a rank's worker from a position on, with how many of the rank are passed behind each.
+    def _read_epoch(self, split: OpenSplit, position: _Position, turn: int, workers: int) -> Iterator[tuple[int, Any]]:
+        """Yield each `workers`-th batch of a rank from a position on, with how many of the rank are passed behind it.
 
-        Batch j of a rank is batch start + j * world_size + rank of the epoch, and of worker j mod workers.
+        Batch j of a rank is batch start + j * world_size + rank of the epoch; the first one is the `turn`-th.
         """
         order = EpochOrder(self.order, position.epoch)
-        own = position.passed + (worker - position.passed) % workers
+        own = position.passed + turn
         first = position.start + own * self.world_size + self.rank
         stride = self.world_size * workers
         groups = order.groups(first, stride, self._end(position.start))

@@ -55,12 +55,14 @@ def default_collate(samples: Sequence[Any]) -> Any:
 class _Fetcher:
     """Fetches the batches of a dataset, as far as they are of one process."""
 
-    def __init__(self, dataset: Any, batch_size: int, collate: Callable[[Any], Any]) -> None:
+    def __init__(self, dataset: Any, batch_size: int | None, collate: Callable[[Any], Any]) -> None:
         self.dataset, self.batch_size, self.collate = dataset, batch_size, collate
         self.dataset_iter = iter(dataset) if isinstance(dataset, IterableDataset) else None
 
     def fetch(self, indices: list[int]) -> Any:
         """Fetch the next batch, or that of some indices. Raises StopIteration at the end."""
+        if self.dataset_iter is not None and self.batch_size is None:  # a sample is a batch
+            return next(self.dataset_iter)
         if self.dataset_iter is not None:
             samples = list(islice(self.dataset_iter, self.batch_size))
             if not samples:
@@ -72,13 +74,24 @@ class _Fetcher:
         return self.collate(samples)
 
 
-def _work(info: WorkerInfo, batch_size: int, collate: Callable[[Any], Any], orders: Any, results: Any) -> None:
-    """Be a worker: fetch a batch for each order, until None comes."""
+def _next_order(orders: Any) -> Any:
+    """Return the next order; None once the trainer is gone."""
+    trainer = multiprocessing.parent_process()
+    while True:
+        try:
+            return orders.get(timeout=_CHECK_SECONDS)
+        except Empty:
+            if trainer is None or not trainer.is_alive():
+                return None
+
+
+def _work(info: WorkerInfo, batch_size: int | None, collate: Callable[[Any], Any], orders: Any, results: Any) -> None:
+    """Be a worker: fetch a batch for each order, until None comes, or the trainer is gone."""
     global _worker  # noqa: PLW0603  # torch keeps it so, for each process
     _worker = info
     try:
         fetcher = _Fetcher(info.dataset, batch_size, collate)
-        while (indices := orders.get()) is not None:
+        while (indices := _next_order(orders)) is not None:
             try:
                 results.put((fetcher.fetch(indices), None))
             except StopIteration:
@@ -93,7 +106,7 @@ class DataLoader(Generic[T_co]):
     def __init__(
         self,
         dataset: Any,
-        batch_size: int = 1,
+        batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: Any = None,
         num_workers: int = 0,

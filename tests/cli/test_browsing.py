@@ -155,6 +155,28 @@ def test_snapshot_is_created_listed_compared_restored_and_dropped(run: Run) -> N
     printed(run("rm", "copied", "--yes"))
 
 
+def test_training_set_is_made_listed_shown_verified_and_dropped(run: Run) -> None:
+    made = printed(run("training-set", "create", "seen", "--table", "films", "--split", "train=0.5", "--split",
+                       "val=0.5", "--by", "id", "--seed", "1", "--filter", "id < 4"))  # fmt: skip
+    manifest = json.loads(printed(run("training-set", "show", "seen")))
+    assert made.endswith(f"its digest is {manifest['digest']}\n") and manifest["rows"] == 3
+    (listed,) = records(run("training-set", "list", "--format", "jsonl"))
+    assert (listed["name"], listed["source"], listed["version"]) == ("seen", "films", manifest["version"])
+    assert manifest["digest"] in printed(run("training-set", "verify", "seen"))
+    again = run("training-set", "create", "seen", "--table", "films", "--by", "id", "--seed", "1")
+    assert "other arguments: filter is 'id < 4', not None" in refused(again, 1)
+    wrong = {
+        ("--table", "films", "--split", "train"): "write NAME=NUMBER",
+        ("--table", "films", "--weights", "id", "--weight", "a=1"): "leave one out",
+        ("--query", "SELECT 1", "--version", "1"): "--version is of a table",
+        (): "--table, or --query",
+    }
+    for options, sentence in wrong.items():
+        assert sentence in refused(run("training-set", "create", "other", *options), 2)
+    assert printed(run("training-set", "drop", "seen")) == "The training set seen is dropped\n"
+    assert "no training set 'seen'" in refused(run("training-set", "verify", "seen"), 4)
+
+
 def test_lineage_shows_what_tables_were_made_from(run: Run) -> None:
     printed(run("cp", "films", "derived", "--deep"))
     (edge,) = records(run("lineage", "derived", "--format", "jsonl"))

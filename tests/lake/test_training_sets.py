@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ import tiltyard
 from tests.services.server import ServerProcess
 
 ROWS = 1200
+PAGE = Path(__file__).resolve().parents[2] / "docs/training-sets.md"
 SPLITS = {"train": 0.8, "val": 0.1, "test": 0.1}
 
 
@@ -91,13 +93,16 @@ def test_set_stays_as_it_was_made_and_a_later_one_keeps_rows_where_they_were(
     table.dataset().cleanup_old_versions(retain_versions=1, delete_unverified=True, error_if_tagged_old_versions=False)
     again = lake.training_set("shop.first")
     assert rows_of(again) == before and again.verify() == made.digest == manifest["digest"]
-    assert lake.training_set("shop.first", "shop.clicks", splits=SPLITS, by="user_id", seed=7, columns="id,user_id")
+    same = lake.training_set("shop.first", "shop.clicks", splits=SPLITS, by="user_id", seed=7, columns="id,user_id")
+    assert same.digest == made.digest
     assert [each.name for each in lake.training_sets()] == ["shop.first"]
     later = rows_of(lake.training_set("shop.later", table, splits=SPLITS, by="user_id", seed=7))
     assert {number: split for number, split in later.items() if number in before} == {
         number: split for number, split in before.items() if number in later
     }
     assert len(later) == 900 and len({*before, *later}) == 1500
+    older = lake.training_set("shop.older", table.at(version), splits=SPLITS, by="user_id", seed=7)
+    assert rows_of(older) == before and older.source.version == version < table.version
 
     table.write(clicks(0, 600))
     assert "<td>train</td>" in made._repr_html_() and "train" in repr(made)
@@ -187,6 +192,16 @@ def test_refusals_are_one_sentence_and_leave_nothing(lake: tiltyard.Lake, table:
         ),
         "a table's name": (lambda: make(clash, table, by="id"), TableAlreadyExistsError, "is a table 'shop.clicks'"),
         "a snapshot": (lambda: make("plain"), InvalidInputError, "is a snapshot, and no training set"),
+        "versions": (
+            lambda: lake.calls.call("CreateSnapshot", name="x", tables=[["shop", "clicks"]], versions=[1, 2]),
+            InvalidInputError,
+            "1 tables and 2 versions",
+        ),
+        "a version that is gone": (
+            lambda: lake.calls.call("CreateSnapshot", name="x", tables=[["shop", "clicks"]], versions=[9999]),
+            TableVersionNotFoundError,
+            "9999",
+        ),
         "no source": (lambda: make("x", by="id"), InvalidInputError, "by is of a new set"),
         "two sources": (lambda: make("x", table, query=sql, by="id"), InvalidInputError, "leave one out"),
         "a query without by": (lambda: make("x", query=sql), InvalidInputError, "no identity of their own"),
@@ -253,3 +268,13 @@ def test_what_a_killed_process_left_is_no_set_and_is_used(tmp_path: Path, monkey
         lake.training_set("s", "clicks", by="id", seed=2)
     made = lake.training_set("s", "clicks", by="id", seed=1)
     assert made.splits == {"train": 100} and made.verify() == made.digest and made.source.version == 1
+
+
+def test_page_examples_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    for code in blocks:
+        if "torch.utils.data" not in code:  # that is not installed here
+            exec(compile(code, "docs/training-sets.md", "exec"), names)  # our own page
+    assert len(blocks) == 3 and names["made"].verify() == names["made"].digest

@@ -26,6 +26,7 @@ COMMANDS = {
     "browsing.snapshots": ("snapshot",),
     "browsing.lineage": ("lineage",),
     "browsing.sql": ("sql",),
+    "browsing.training_sets": ("training-set",),
     "browsing.versions": ("restore", "tag", "versions"),
     "database": ("db",),
     "functions": ("functions",),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, InvalidTableStateError
 
-import tiltyard
 from tiltyard.lake.training.selection import Selection, digest_files
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def make_manifest(
     facts = digested_facts(definition, dataset)
     manifest = {
         "name": name,
-        "made_by": f"tiltyard {tiltyard.__version__}",
+        "made_by": f"tiltyard {version('tiltyard')}",
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         **facts,
         "version": int(dataset.version),

@@ -258,7 +258,7 @@ def test_what_a_killed_process_left_is_no_set_and_is_used(tmp_path: Path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(
             "tiltyard.lake.training.training_set.create_snapshot",
-            lambda *_: (_ for _ in ()).throw(MemoryError("killed")),
+            lambda *_, **__: (_ for _ in ()).throw(MemoryError("killed")),
         )
         with pytest.raises(MemoryError):
             lake.training_set("s", "clicks", by="id", seed=1)

@@ -122,7 +122,7 @@ def create_snapshot(
     """
     if moment is not None:
         check_moment(moment, "at")
-    request = {
+    request: dict[str, Any] = {
         "tables": [list(path) for path in paths],
         "at_millis": None if moment is None else int(moment.timestamp() * 1000),
         "versions": None if versions is None else list(versions),

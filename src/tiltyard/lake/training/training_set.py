@@ -273,7 +273,8 @@ def _rows_table(
     try:
         yield origin, [{"table": format_id(names), "version": version} for names, version in tables]
     except BaseException:
-        Table(lake, origin).drop()
+        if not Table(lake, path).exists():  # else the set lacks its snapshot alone, and the next call makes that
+            Table(lake, origin).drop()
         raise
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from tiltyard.model.schemas.nested_types import has_dictionary
 from tiltyard.runtime.client_arrow.reading import to_ipc
 
 if TYPE_CHECKING:
@@ -44,15 +45,7 @@ def encode_schema(schema: pa.Schema) -> bytes:
 
 def _has_dictionaries(schema: pa.Schema) -> bool:
     """Return whether a type of the schema has a dictionary, which takes messages of its own."""
-    return any(_has_dictionary(field.type) for field in schema)
-
-
-def _has_dictionary(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        return True
-    if isinstance(kind, pa.BaseExtensionType):
-        return _has_dictionary(kind.storage_type)
-    return any(_has_dictionary(kind.field(number).type) for number in range(kind.num_fields))
+    return any(has_dictionary(field.type) for field in schema)
 
 
 class BatchEncoder:

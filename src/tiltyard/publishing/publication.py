@@ -22,6 +22,7 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
+from tiltyard.calls.pylance_messages import fields_of
 from tiltyard.publishing.batch_call import Send, batch_sender
 from tiltyard.publishing.commit import MappingRequest, commit, latest_entry, latest_version, roll_back
 from tiltyard.publishing.errors import PublishConflictError, PublishUncertainError
@@ -33,7 +34,6 @@ from tiltyard.publishing.staged import (
     StagedChanges,
     StagedVersion,
     display_id,
-    fields_of,
     path_of,
 )
 

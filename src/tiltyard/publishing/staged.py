@@ -21,6 +21,7 @@ from lance_namespace.errors import InvalidInputError, TableAlreadyExistsError, T
 from obstore.store import LocalStore
 from pydantic import BaseModel
 
+from tiltyard.calls.pylance_messages import fields_of
 from tiltyard.change_feed.table_history import read_transaction
 from tiltyard.model.object_stores import open_object_store
 
@@ -301,12 +302,6 @@ COPIES_PREFIX = "_publishing-"
 def display_id(path: Path) -> str:
     """Format a table's id for messages."""
     return "$".join(path)
-
-
-def fields_of(request: Any) -> dict[str, Any]:
-    """Return the fields of a request as pylance passes it, a model or a mapping, without those that are absent."""
-    fields = request.model_dump() if hasattr(request, "model_dump") else dict(request)
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def path_of(request: Any) -> Path:

@@ -19,7 +19,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.sql.statements import NEGATED_MEMBERSHIP
-from tiltyard.storage.errors import is_panic, translate_error
+from tiltyard.storage.errors import is_panic, one_sentence, translate_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -169,5 +169,4 @@ def _clean(text: str) -> str:
     while (shorter := _PREFIXES.sub("", text)) != text:
         text = shorter
     text = _PARSER.sub(lambda printed: printed[1].replace('\\"', '"'), text)
-    text = " ".join(_OWN_CATALOG.sub("", text).split())[:_MAX_LENGTH].rstrip(" .:,")
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('?') else '.'}"
+    return one_sentence(_OWN_CATALOG.sub("", text), _MAX_LENGTH)

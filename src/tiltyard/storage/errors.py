@@ -191,7 +191,12 @@ def _clean_message(text: str) -> str:
     text = _PATH.sub("…", text)
     while (shorter := _PREFIX.sub("", text)) != text:
         text = shorter
-    text = " ".join(re.sub(r"(?<=: )Invalid user input: ", "", text).split())[:_MAX_MESSAGE_LENGTH].rstrip(" .:,")
+    return one_sentence(re.sub(r"(?<=: )Invalid user input: ", "", text), _MAX_MESSAGE_LENGTH)
+
+
+def one_sentence(text: str, most: int) -> str:
+    """Return a text on one line, up to so many characters of it, as a sentence."""
+    text = " ".join(text.split())[:most].rstrip(" .:,")
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('?') else '.'}"
 
 

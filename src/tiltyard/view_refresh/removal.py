@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from lance import LanceOperation
 
 from tiltyard.change_feed.deletions import write_deletions
 from tiltyard.change_feed.row_digests import row_digests
@@ -37,6 +38,18 @@ class Removal:
     rows: int
     remaining: tuple[FragmentMetadata, ...]
     emptied: tuple[int, ...]
+
+    def with_rows(self, written: Sequence[FragmentMetadata]) -> LanceOperation.BaseOperation:
+        """Return the operation that removes these rows and adds others, which the view's indexes are without."""
+        if not (self.remaining or self.emptied):
+            return LanceOperation.Append(list(written))
+        return LanceOperation.Update(
+            removed_fragment_ids=list(self.emptied),
+            updated_fragments=list(self.remaining),
+            new_fragments=list(written),
+            fields_modified=[],
+            update_mode="rewrite_rows",
+        )
 
 
 def remove_rows(view: lance.LanceDataset, addresses: Addresses) -> Removal:

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.types as of
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.columns.vector_columns import VectorColumn, storage_type
+from tiltyard.model.columns.vector_columns import VectorColumn
+from tiltyard.model.schemas.nested_types import storage_type
 from tiltyard.model.spec import models
 
 Parameters = dict[str, Any]

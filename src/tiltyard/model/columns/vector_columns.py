@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.types as of
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.model.schemas.nested_types import storage_type
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -139,11 +141,6 @@ def _vector_fields(field: pa.Field, parents: tuple[str, ...]) -> Iterator[Vector
 def quote_path(names: tuple[str, ...]) -> str:
     """Spell a path as Lance does: names with other than word characters stand between backticks."""
     return ".".join(name if _PLAIN_NAME.fullmatch(name) else "`" + name.replace("`", "``") + "`" for name in names)
-
-
-def storage_type(type_: pa.DataType) -> pa.DataType:
-    """Return the type that values of a type are stored in: of an extension type, that below it."""
-    return type_.storage_type if isinstance(type_, pa.BaseExtensionType) else type_
 
 
 def train_exact_model(column: VectorColumn, vectors: Matrix, options: Mapping[str, Any]) -> dict[str, Any]:

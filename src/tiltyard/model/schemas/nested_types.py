@@ -157,10 +157,14 @@ def _quote(name: str) -> str:
     return name if name.isidentifier() else f"`{name.replace('`', '``')}`"
 
 
+def storage_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type that values of a type are stored in: of an extension type, that below it."""
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+
+
 def _inner_fields(kind: pa.DataType) -> Iterator[pa.Field]:
     """Yield the fields directly inside of a type of any kind."""
-    if isinstance(kind, pa.BaseExtensionType):
-        kind = kind.storage_type
+    kind = storage_type(kind)
     if pa.types.is_dictionary(kind):
         yield pa.field("", kind.value_type)
     for position in range(kind.num_fields):
@@ -268,6 +272,11 @@ def _entries(array: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Return the keys and the values of an array of maps, of its own rows alone."""
     whole = array.take(pa.array(range(len(array)), pa.int64()))  # of a slice, `keys` are those of all rows
     return whole.keys, whole.items
+
+
+def has_dictionary(kind: pa.DataType) -> bool:
+    """Return whether a type is a dictionary, or has one inside of it."""
+    return any(_types.is_dictionary(storage_type(each)) for each in descendants(kind))
 
 
 def is_list(kind: pa.DataType) -> bool:

@@ -15,7 +15,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Unpack
 
-from lance import LanceOperation
 from lance_namespace.errors import (
     ConcurrentModificationError,
     InvalidInputError,
@@ -348,7 +347,7 @@ class _Refresh:
                 properties = {LINEAGE_PROPERTY: made.to_json()}
                 removal = _find_removed_rows(plan, latest, target, removed)
                 self.run.progress(removed=removal.rows)
-                operation = _operation(removal, fragments)
+                operation = removal.with_rows(parse_fragments(fragments))
                 return self.job_table.commit(latest, operation, self.run, properties=properties)
             except CommitConflictError:
                 continue
@@ -403,16 +402,3 @@ def _find_removed_rows(
         return remove_rows(view, find_group_rows(view, plan.groups.view_values))
     columns = query_columns(view.schema)
     return remove_rows(view, find_equal_rows(view, read_fragments(target.location, removed, columns), columns))
-
-
-def _operation(removal: Removal, fragments: Sequence[str]) -> LanceOperation.BaseOperation:
-    """Return the operation that adds and removes rows; the view's indexes stay, without the new rows."""
-    if not (removal.remaining or removal.emptied):
-        return LanceOperation.Append(parse_fragments(fragments))
-    return LanceOperation.Update(
-        removed_fragment_ids=list(removal.emptied),
-        updated_fragments=list(removal.remaining),
-        new_fragments=parse_fragments(fragments),
-        fields_modified=[],
-        update_mode="rewrite_rows",
-    )

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import lance
 from lance_namespace.errors import LanceNamespaceError, from_error_code
 
+from tiltyard.calls.pylance_messages import Response, fields_of
 from tiltyard.storage.errors import lance_errors
 
 if TYPE_CHECKING:
@@ -26,14 +27,6 @@ if TYPE_CHECKING:
 
 COMMIT_CALLS = frozenset({"describe_table", "list_table_versions", "describe_table_version", "create_table_version"})
 """What the child may call."""
-
-
-class _Response(dict[str, Any]):
-    """A response as pylance reads it."""
-
-    def model_dump(self) -> dict[str, Any]:
-        """Return all fields by name."""
-        return dict(self)
 
 
 class RemoteCommits:
@@ -47,19 +40,19 @@ class RemoteCommits:
         """Return what tells this namespace from others."""
         return f"tiltyard-child-{os.getpid()}"
 
-    def __getattr__(self, name: str) -> Callable[[Any], _Response]:
+    def __getattr__(self, name: str) -> Callable[[Any], Response]:
         if name not in COMMIT_CALLS:
             raise AttributeError(name)
         return lambda request: self._call(name, request)
 
-    def _call(self, name: str, request: Any) -> _Response:
-        fields = request.model_dump() if hasattr(request, "model_dump") else dict(request)
+    def _call(self, name: str, request: Any) -> Response:
+        fields = fields_of(request)
         with self._lock:
             print(json.dumps({"call": name, "request": fields}, default=str), file=self._output)
             message = self._responses.get()
         if "error" in message:
             raise from_error_code(**message["error"])
-        return _Response(message["response"])
+        return Response(message["response"])
 
 
 class Parent:

@@ -20,6 +20,7 @@ from lance_namespace.errors import (
     TableVersionNotFoundError,
 )
 
+from tiltyard.calls.pylance_messages import Response, fields_of
 from tiltyard.model.branches import Branch
 from tiltyard.model.spec import models
 from tiltyard.runtime.process import file_clock
@@ -45,16 +46,6 @@ _REFUSALS = (
     *(AppendNotWaitingError, RequestLeaseLostError, IncompleteFileError),
 )
 """Errors of a commit that nothing can be recorded for, on no later version either."""
-
-
-class _Response(dict[str, Any]):
-    """A response as pylance reads it: like one of the generated models, whose import takes as long again as a server's
-    whole start.
-    """
-
-    def model_dump(self) -> dict[str, Any]:
-        """Return all fields by name."""
-        return dict(self)
 
 
 class CommitNamespace:
@@ -86,16 +77,16 @@ class CommitNamespace:
         """Return what tells this namespace from others."""
         return f"tiltyard-{id(self._ctx.services)}"
 
-    def describe_table(self, request: Any) -> _Response:
+    def describe_table(self, request: Any) -> Response:
         """Return a table's location, and that it is managed."""
         record = self._table(request)
-        return _Response(
+        return Response(
             location=record.location,
             storage_options=self._ctx.storage.options(record.location),
             managed_versioning=True,
         )
 
-    def list_table_versions(self, request: Any) -> _Response:
+    def list_table_versions(self, request: Any) -> Response:
         """List the versions of a branch."""
         query, record = _decode(request, models.ListTableVersionsRequest), self._table(request)
         if query.descending and query.limit == 1:  # how Lance asks for the latest: it needs the file's name alone
@@ -103,17 +94,17 @@ class CommitNamespace:
             response = models.ListTableVersionsResponse(versions=[latest] if latest else [])
         else:
             response = list_versions(self._ctx, record, query)
-        return _Response(msgspec.to_builtins(response))
+        return Response(msgspec.to_builtins(response))
 
-    def describe_table_version(self, request: Any) -> _Response:
+    def describe_table_version(self, request: Any) -> Response:
         """Describe one version. Raises TableVersionNotFoundError."""
         query = _decode(request, models.DescribeTableVersionRequest)
         version = describe_version(self._ctx, self._table(request), Branch.parse(query.branch), query.version)
         if version is None:
             raise TableVersionNotFoundError(f"No version {query.version}.")
-        return _Response(version=msgspec.to_builtins(version))
+        return Response(version=msgspec.to_builtins(version))
 
-    def create_table_version(self, request: Any) -> _Response:
+    def create_table_version(self, request: Any) -> Response:
         """Commit a manifest that Lance has staged. Raises ConcurrentModificationError, and what the checks raise.
 
         Errors that are final are added to `refusals`: of what is raised here Lance only says that the outcome is
@@ -121,7 +112,7 @@ class CommitNamespace:
         """
         return self.commit_content(request, None)
 
-    def commit_content(self, request: Any, content: bytes | None) -> _Response:
+    def commit_content(self, request: Any, content: bytes | None) -> Response:
         """Commit a staged manifest as `create_table_version` does; its content is not read again if it is given."""
         record, entry = self._table_to_commit(request), _decode(request, models.CreateTableVersionRequest)
         self._check(record, entry)
@@ -137,7 +128,7 @@ class CommitNamespace:
                 self._delete_written(record, staged, entry.version, self._written_since)
             storage.delete_files([staged])
             raise
-        return _Response(version=msgspec.to_builtins(wire_version(record, committed)))
+        return Response(version=msgspec.to_builtins(wire_version(record, committed)))
 
     def _delete_written(self, record: TableRecord, staged: str, version: int, since: int) -> None:
         """Delete the files that Lance has written for a version which was refused, as far as its manifest is whole.
@@ -180,17 +171,11 @@ class CommitNamespace:
             self._has_requested_commit = True
 
     def _table(self, request: Any) -> TableRecord:
-        return self._ctx.store.table_by_id(int(_fields(request)["id"][0]))
+        return self._ctx.store.table_by_id(int(fields_of(request)["id"][0]))
 
 
 def _decode(request: Any, model: Any) -> Any:
-    return msgspec.convert(_fields(request), model)
-
-
-def _fields(request: Any) -> dict[str, Any]:
-    """Return the fields of a request as pylance passes it, a model or a mapping, without those that are None."""
-    fields = request.model_dump() if hasattr(request, "model_dump") else dict(request)
-    return {name: value for name, value in fields.items() if value is not None}
+    return msgspec.convert(fields_of(request), model)
 
 
 def commit_route(ctx: Context, record: TableRecord, *, durable: bool) -> CommitRoute | None:

@@ -28,6 +28,7 @@ from lance.file import LanceFileReader
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.change_feed.table_history import field_ids
+from tiltyard.model.schemas.nested_types import has_dictionary
 from tiltyard.runtime.cache import lasting_facts
 from tiltyard.tables.lance_sql.amplification import estimate_growth
 from tiltyard.tables.lance_sql.lexer import TEXT
@@ -293,7 +294,7 @@ def _column_sizes(dataset: lance.LanceDataset, columns: _VersionColumns, name: s
 
 def _measure_files(dataset: lance.LanceDataset, column: pa.Field) -> tuple[_ColumnSizes, bool]:
     """Return the largest sizes of a column in its data files, and whether all files were measured."""
-    measure = _dictionary_sizes if _has_dictionary(column.type) else _page_sizes
+    measure = _dictionary_sizes if has_dictionary(column.type) else _page_sizes
     if dataset.uri.startswith(_IN_MEMORY):  # its files can be read by itself alone
         measure = _memory_sizes
     ids = field_ids(dataset, column.name)
@@ -313,12 +314,6 @@ def _measure_files(dataset: lance.LanceDataset, column: pa.Field) -> tuple[_Colu
             largest = tuple(map(max, largest, sizes.by_batch))
             is_unbounded = is_unbounded or sizes.is_unbounded
     return _ColumnSizes(largest, is_unbounded), True
-
-
-def _has_dictionary(kind: pa.DataType) -> bool:
-    if isinstance(kind, pa.BaseExtensionType):
-        kind = kind.storage_type
-    return kinds.is_dictionary(kind) or any(_has_dictionary(kind.field(index).type) for index in range(kind.num_fields))
 
 
 def _dictionary_sizes(

@@ -333,7 +333,7 @@ class _SelectView:
         lineage = ViewLineage({self._name: SourceVersion(self._origin, int(source.version))}, self.definition.digest)
         own = json.dumps({"job": self._job.id, "figures": figures})
         properties = {LINEAGE_PROPERTY: lineage.to_json(), RUN_PROPERTY: self._job.id, _JOB_PROPERTY: own}
-        operation = _operation(written, removal)
+        operation = removal.with_rows(written)
         try:
             self._job.progress(stage="commit", rows=figures["rows"])
             with (
@@ -420,16 +420,3 @@ def _choose_rows(rows: lance.LanceDataset, expressions: Mapping[str, str]) -> in
     """Return how many rows expressions are computed of at once, by the sizes of their values."""
     most = int(_SCAN_OPTIONS["batch_size"])
     return min(most, int(batch_options(CachedVersion(rows), (), expressions).get("batch_size", most)))
-
-
-def _operation(written: Sequence[FragmentMetadata], removal: Removal) -> lance.LanceOperation.BaseOperation:
-    """Return the operation that adds and removes rows; the view's indexes stay, without the new rows."""
-    if not (removal.remaining or removal.emptied):
-        return lance.LanceOperation.Append(list(written))
-    return lance.LanceOperation.Update(
-        removed_fragment_ids=list(removal.emptied),
-        updated_fragments=list(removal.remaining),
-        new_fragments=list(written),
-        fields_modified=[],
-        update_mode="rewrite_rows",
-    )

@@ -39,6 +39,7 @@ from tiltyard.store.access.grants import TABLE
 from tiltyard.store.tables.snapshots import SnapshotMember, SnapshotRecord
 from tiltyard.tables.opening import check_version_number, find_table, open_for_reading, open_to_commit
 from tiltyard.tables.versions.removal_turns import confirm_reference
+from tiltyard.tables.versions.tags import tags_of
 from tiltyard.tables.versions.versions import list_versions
 
 if TYPE_CHECKING:
@@ -266,12 +267,8 @@ def _given_versions(ctx: Context, paths: Sequence[Id], versions: Sequence[int]) 
 
 def _check_no_tag(ctx: Context, paths: Sequence[Id], name: str) -> None:
     for path in paths:
-        table = open_for_reading(ctx, path)
-        dataset = table.dataset
-        ctx.storage.manifests.check_references(table.record.location)
-        with lance_errors(dataset):
-            if name in dataset.tags.list():
-                raise TableTagAlreadyExistsError(f"{path} has a tag '{name}': a snapshot needs a name that is free.")
+        if name in tags_of(ctx, open_for_reading(ctx, path)):
+            raise TableTagAlreadyExistsError(f"{path} has a tag '{name}': a snapshot needs a name that is free.")
 
 
 def _create_tag(ctx: Context, record: TableRecord, name: str, version: int) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 def list_table_tags(ctx: Context, request: models.ListTableTagsRequest) -> models.ListTableTagsResponse:
     """List tags with their versions, by name. Raises what opening a table raises, InvalidInputError."""
     table = open_for_reading(ctx, request.id)
-    tags = _tags(ctx, table)
+    tags = tags_of(ctx, table)
     names = sorted(tags)
     page, token = ctx.paging.fetch_page(
         f"tags {table.record.id}",
@@ -115,7 +115,7 @@ def _new_target(ctx: Context, table: OpenTable, request: models.CreateTableTagRe
 
 def _has_target(ctx: Context, table: OpenTable, tag: str, target: TagTarget) -> bool:
     """Return whether a tag exists and names this version."""
-    existing = _tags(ctx, table).get(tag)
+    existing = tags_of(ctx, table).get(tag)
     return existing is not None and (existing["branch"], existing["version"]) == target
 
 
@@ -169,7 +169,7 @@ def _target(ctx: Context, request: models.CreateTableTagRequest | models.UpdateT
     return branch.lance_name, request.version
 
 
-def _tags(ctx: Context, table: OpenTable) -> dict[str, Any]:
+def tags_of(ctx: Context, table: OpenTable) -> dict[str, Any]:
     """Return all tags of a table by name."""
     ctx.storage.manifests.check_references(table.record.location)
     with lance_errors(table.dataset):
@@ -177,7 +177,7 @@ def _tags(ctx: Context, table: OpenTable) -> dict[str, Any]:
 
 
 def _find_tag(ctx: Context, table: OpenTable, tag: str) -> Any:
-    tags = _tags(ctx, table)
+    tags = tags_of(ctx, table)
     if tag not in tags:
         raise TableTagNotFoundError(f"No tag '{tag}' on this table: list its tags to see which there are.")
     return tags[tag]

@@ -17,7 +17,7 @@ from tests.services.secured import Secured, secured_server
 from tiltyard.calls.http_caller import HttpCaller, key_headers
 from tiltyard.cli import main
 from tiltyard.cli.command_groups import COMMAND_WORDS, OPTION_WORDS
-from tiltyard.cli.tables.index_options import PARAMETERS
+from tiltyard.model.columns.index_parameters import PARAMETERS
 from tiltyard.model.columns.index_types import PURPOSES, IndexType, check_parameter_names, fitting_types
 
 ROWS = pa.table(

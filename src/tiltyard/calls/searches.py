@@ -86,7 +86,7 @@ def _hybrid(
     catalog: Caller, request: Mapping[str, Any], by_text: Mapping[str, Any], by_vector: Mapping[str, Any], limit: int
 ) -> pa.Table:
     """Return the rows that both searches rank highest together, by reciprocal rank fusion."""
-    from tiltyard.model.rank_fusion import CANDIDATES, fuse
+    from tiltyard.calls.rank_fusion import CANDIDATES, fuse
 
     request = {**request, "k": limit * CANDIDATES, "with_row_id": True}
     return fuse([catalog.read("QueryTable", **{**request, **half}).read_all() for half in (by_text, by_vector)], limit)

@@ -12,8 +12,7 @@ from urllib.parse import urlencode
 
 import click
 
-from tiltyard.runtime.ports import port_problem
-from tiltyard.runtime.process import describe, refuse
+from tiltyard.runtime.process import describe, port_problem, refuse
 
 if TYPE_CHECKING:
     from tiltyard.calls.caller import Caller

@@ -23,8 +23,7 @@ from tiltyard.config import ConfigError
 from tiltyard.model.settings.secret_keys import read_secret_keys
 from tiltyard.model.settings.storages import SecretError
 from tiltyard.pipeline.java import SparkMissingError, check_spark
-from tiltyard.runtime.ports import port_problem, reason_of
-from tiltyard.runtime.process import describe
+from tiltyard.runtime.process import describe, port_problem, reason_of
 from tiltyard.runtime.system_memory import read_system_memory
 from tiltyard.server.connection_balancing import descriptor_limit, raise_descriptor_limit
 from tiltyard.server.flight_address import AUTO, OFF, flight_problem

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from tiltyard.config import Settings
 from tiltyard.runtime.owned_folders import OwnedFolder
-from tiltyard.runtime.ports import port_problem
-from tiltyard.runtime.process import refuse
+from tiltyard.runtime.process import port_problem, refuse
 
 AUTO, OFF = "auto", "off"
 MAX_PARENT = 50

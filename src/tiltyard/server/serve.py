@@ -24,8 +24,7 @@ from tiltyard.config import Settings
 from tiltyard.context import do_nothing
 from tiltyard.runtime.child_process import start_python
 from tiltyard.runtime.machinery import close_machinery
-from tiltyard.runtime.ports import bind_socket, reason_of
-from tiltyard.runtime.process import refuse
+from tiltyard.runtime.process import bind_socket, reason_of, refuse
 from tiltyard.runtime.tracing import flush_spans
 from tiltyard.server import child_process
 from tiltyard.server.connection_balancing import shared_connection_counts

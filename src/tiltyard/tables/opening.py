@@ -13,12 +13,12 @@ from tiltyard.context import OpenTable
 from tiltyard.model.branches import MAIN
 from tiltyard.model.freshness import StaleReadError
 from tiltyard.model.ids import table_id
-from tiltyard.model.rte import PROPERTY
 from tiltyard.runtime.outage_log import StorageUnavailableError
 from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.storage.errors import IncompleteFileError
 from tiltyard.storage.locations import is_local
 from tiltyard.tables.commits.finalizing import finalize_pending, has_unfinished
+from tiltyard.tables.rte_specification import PROPERTY
 from tiltyard.tables.versions.deleted_versions import check_not_deleted
 from tiltyard.tables.versions.records import recorded_latest
 

@@ -272,7 +272,7 @@ def test_ends_that_are_both_here_or_both_there_are_refused(secured: Secured, own
 
 
 def test_copy_that_outlasts_its_request_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    import_catalog = importlib.import_module("tiltyard.cli.import_catalog")  # the package's name is the command
+    import_catalog = importlib.import_module("tiltyard.cli.catalogs.import_catalog")
     monkeypatch.setattr(import_catalog, "COPY_PAUSE_SECONDS", 0.0)
     late: list[Exception] = [ServiceUnavailableError("no answer"), *[ConcurrentModificationError("copying")] * 3]
 

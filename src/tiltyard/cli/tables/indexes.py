@@ -14,15 +14,47 @@ from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import COLUMN, INDEX, INDEX_TYPE, TABLE, TypedId, suggest
 from tiltyard.cli.session.target import catalog_command
 from tiltyard.cli.tables.index_builds import BUILDING, DONE, list_indexes, wait_for_indexes
-from tiltyard.cli.tables.index_options import given_parameters, parameter_options
+from tiltyard.model.columns.index_parameters import FLAGS, NUMBERS, PARAMETERS, STOP_WORDS, TEXTS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pyarrow as pa
 
     from tiltyard.calls.caller import Caller
     from tiltyard.model.columns.index_types import IndexType
 
 branch_option = click.option("--branch", help="A branch instead of main.")
+
+
+def parameter_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add an option for each parameter; the command gets them by their names, None for those that are left out."""
+    options = [_parameter_option(name, text, type=click.IntRange(min=0), metavar="N") for name, text in NUMBERS.items()]
+    options += [
+        click.option(f"{_flag(name)}/--no-{_flag(name)[2:]}", name, default=None, help=text)
+        for name, text in FLAGS.items()
+    ]
+    options += [_parameter_option(name, text) for name, text in TEXTS.items()]
+    options.append(_parameter_option(STOP_WORDS, "FTS: words to leave out, besides.", metavar="A,B,…"))
+    for add in reversed(options):
+        command = add(command)
+    return command
+
+
+def given_parameters(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters that were given, as requests have them."""
+    given = {name: values[name] for name in PARAMETERS if values[name] is not None}
+    if STOP_WORDS in given:
+        given[STOP_WORDS] = [word.strip() for word in given[STOP_WORDS].split(",") if word.strip()]
+    return given
+
+
+def _parameter_option(name: str, text: str, **attributes: Any) -> Callable[..., Any]:
+    return click.option(_flag(name), name, default=None, help=text, **attributes)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 @click.group("index", cls=CommandGroup, short_help="Create, list, drop and wait for indexes.")

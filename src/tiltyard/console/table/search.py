@@ -17,6 +17,7 @@ from lance_namespace.errors import (
     TableColumnNotFoundError,
 )
 
+from tiltyard.calls.rank_fusion import fuse_ranks
 from tiltyard.console.browse.sample import find_examples
 from tiltyard.console.page import Page, PageRequest
 from tiltyard.console.table.grid import ROW_ID, Grid, Row, fetched_names, read_grid, shown_columns
@@ -24,7 +25,6 @@ from tiltyard.console.table.heads import TableHead, pin, read_head
 from tiltyard.console.table.plan_tree import read_plan
 from tiltyard.console.table.rows import MAX_FILTER
 from tiltyard.console.table.schema_tree import EmbeddingFunction, embedding_functions, text_columns, vector_columns
-from tiltyard.model.rank_fusion import fuse_ranks
 from tiltyard.sample.films import EMBEDDING_FUNCTION
 
 if TYPE_CHECKING:

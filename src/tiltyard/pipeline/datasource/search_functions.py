@@ -19,8 +19,8 @@ import pyarrow as pa
 from pyspark.sql.functions import udtf
 from pyspark.sql.udtf import AnalyzeResult
 
+from tiltyard.calls.rank_fusion import CANDIDATES, DISTANCE, RELEVANCE, SCORE, fuse
 from tiltyard.model.columns.blob_columns import has_blobs
-from tiltyard.model.rank_fusion import CANDIDATES, DISTANCE, RELEVANCE, SCORE, fuse
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.datasource.spark_types import batch_schema, cast_for_spark, spark_schema
 

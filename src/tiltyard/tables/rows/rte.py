@@ -23,10 +23,10 @@ from tiltyard.model.columns.primary_keys import is_key_type, unenforced_key
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
-from tiltyard.model.rte import PROPERTY, RteSpec
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.opening import check_rte_enabled, find_table, open_for_reading
+from tiltyard.tables.rte_specification import PROPERTY, RteSpec
 from tiltyard.tables.schema.field_paths import find_field
 from tiltyard.tables.schema.properties import change_properties
 from tiltyard.tables.upkeep.upkeep_job import start_upkeep

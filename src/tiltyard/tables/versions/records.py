@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 
 from lance_namespace.errors import InvalidInputError, InvalidTableStateError, TableBranchNotFoundError
 
-from tiltyard.model import rte
 from tiltyard.model.branches import MAIN
 from tiltyard.model.columns.primary_keys import PROPERTY
 from tiltyard.model.spec import models
@@ -28,6 +27,7 @@ from tiltyard.storage.manifests.manifest_format import (
     versions_folder,
 )
 from tiltyard.store import NewVersion
+from tiltyard.tables import rte_specification
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -68,7 +68,7 @@ def registered_is_managed(properties: Mapping[str, str] | None) -> bool:
 
 
 def _check_not_declared(properties: Mapping[str, str] | None) -> None:
-    for name, call in ((PROPERTY, "then SetTablePrimaryKey"), (rte.PROPERTY, "then EnableTableRte")):
+    for name, call in ((PROPERTY, "then SetTablePrimaryKey"), (rte_specification.PROPERTY, "then EnableTableRte")):
         if name in (properties or {}):
             raise InvalidInputError(f"The property {name} declares nothing: create the table, {call}.")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,10 @@ import pytest
 import tiltyard
 
 SOURCE = Path(tiltyard.__file__).parent
+
+LONG_ENOUGH = 700
+"""Characters of a function's syntax tree from which on a second one that differs in names alone is no chance."""
+_NAME = re.compile(r"\b(id|arg)='(\w+)'")
 
 PLACES = {
     "versions are recorded": (
@@ -50,3 +56,21 @@ def test_thing_is_done_in_its_places_alone(what: str) -> None:
 def test_whoever_reads_a_stored_principal_checks_it_as_a_definer() -> None:
     _, readers = PLACES["whoever stored a definition is read"]
     assert all("stored_definitions import Definer" in (SOURCE / name).read_text() for name in readers)
+
+
+def test_no_function_is_written_twice() -> None:
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and len(shape := _shape(node)) > LONG_ENOUGH:
+                found[shape].append(f"{path.relative_to(SOURCE)}:{node.name}")
+    twice = [places for places in found.values() if len(places) > 1]
+    assert not twice, "these do the same: one of them can call the other, or both a third"
+
+
+def _shape(function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    """Return what a function does, whatever its variables are called: the tree of its statements."""
+    statements = function.body[1:] if ast.get_docstring(function) else function.body
+    names: dict[str, str] = {}
+    text = "".join(map(ast.dump, statements))
+    return _NAME.sub(lambda match: match[1] + names.setdefault(match[2], str(len(names))), text)

@@ -309,7 +309,7 @@ class Lake(LakeSession, LakeNamespace):
         if isinstance(moment, str):
             return find_snapshot(self, moment)
         check_moment(moment, "moment")
-        return LakeMoment(self, moment)
+        return LakeMoment(self.table, moment)
 
     def snapshots(self) -> list[Snapshot]:
         """Return the snapshots on whose tables you have rights, by name."""

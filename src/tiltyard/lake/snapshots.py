@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ from tiltyard.model.typed_ids import format_id
 from tiltyard.publishing import Isolation
 
 if TYPE_CHECKING:
-    from tiltyard.lake.catalog import LakeNamespace
     from tiltyard.lake.changes import Changes
     from tiltyard.lake.session import LakeSession
 
@@ -101,12 +100,12 @@ class Snapshot:
 class LakeMoment:
     """The tables of a lake as they were at a moment, each by its version that was the newest then."""
 
-    lake: LakeNamespace
+    open_table: Callable[[str], Table]
     moment: datetime
 
     def table(self, name: str) -> SnapshotTable:
         """Return a table as it was. Raises TableVersionNotFoundError (none is as old), TableNotFoundError."""
-        return self.lake.table(name).at(self.moment)
+        return self.open_table(name).at(self.moment)
 
 
 def create_snapshot(

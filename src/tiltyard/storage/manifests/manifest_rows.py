@@ -68,9 +68,9 @@ def field_numbers(content: bytes) -> dict[str, frozenset[int]]:
     columns = [dict(message_fields(column)) for column in byte_fields(message_of(content), _COLUMNS)]
     parents = {column.get(3, 0): column.get(4, 0) for column in columns}
     numbers = {name: {number} for name, number in column_numbers(content).items()}
-    names: dict[object, str] = {number: name for name, number in column_numbers(content).items()}
+    names: dict[int | bytes | None, str] = {number: name for name, number in column_numbers(content).items()}
     for number in parents:
-        top: object = number
+        top: int | bytes | None = number
         while parents.get(top, _TOP_LEVEL) != _TOP_LEVEL:
             top = parents[top]
         assert isinstance(number, int)

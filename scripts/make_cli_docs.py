@@ -22,8 +22,8 @@ PEOPLE = (
     *("login", "logout", "profiles", "completion", "ls", "tree", "du", "show", "schema", "head", "count", "search"),
     *("sql", "create", "add-column", "update", "delete", "index", "versions", "diff", "changes", "tag", "restore"),
     *("contract", "test"),
-    *("snapshot", "training-set", "lineage", "functions", "schedule", "import", "export", "cp", "mv", "rm", "mkdir"),
-    *("open", "spark-conf"),
+    *("snapshot", "training-set", "lineage", "functions", "schedule", "import", "export", "cp", "mv", "rm"),
+    *("mkdir", "freshness", "open", "spark-conf"),
 )
 """The commands for people, in the order of the page."""
 

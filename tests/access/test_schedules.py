@@ -13,10 +13,15 @@ from lance_namespace.errors import (
     PermissionDeniedError,
     TableNotFoundError,
 )
+from msgspec.structs import replace
 
+from tests.access.conftest import ROWS_AS_STREAM
 from tiltyard.catalog.schedules.due import queue_due_job
+from tiltyard.catalog.table_ages import note_stale_tables
 from tiltyard.context import Context
 from tiltyard.model.principals import SERVER
+from tiltyard.store import TableAge
+from tiltyard.tables.versions.records import MANAGED
 
 if TYPE_CHECKING:
     import tiltyard
@@ -286,3 +291,49 @@ def test_bad_schedules_are_refused_and_nothing_is_written(home: Catalog) -> None
     altered = home.as_("ann").call("AlterSchedule", {"id": ["s", "nightly"], "cron": "0 3 * * *", "catch_up": True})
     assert (altered["schedule"]["zone"], altered["schedule"]["catch_up"]) == ("UTC", True)
     assert "every_seconds" not in altered["schedule"]
+
+
+def test_a_table_is_stale_once_it_is_older_than_it_may_be(home: Catalog) -> None:
+    def ages(caller: str = "ann", **fields: Any) -> Any:
+        return [(each["id"], each["stale"]) for each in home.as_(caller).call("ListTableAges", fields)["tables"]]
+
+    def grow_older(seconds: float) -> None:
+        ms = int(seconds * 1000)
+        for change in ("table_versions SET created_at = created_at - ?", "tables SET updated_at = updated_at - ?"):
+            home.store.transact(lambda work, change=change: work.connection.change(f"UPDATE {change}", ms))
+
+    managed = {"id": ["s", "m"], "properties": {MANAGED: "true"}}
+    home.owner.create_table(managed, ROWS_AS_STREAM)
+    home.grant("ann", "read,alter,write", table=("s", "m"))
+    assert ages() == []
+    home.as_("ann").call("SetTableMaxAge", {"id": ["s", "m"], "max_age_seconds": 3600})
+    grow_older(3590)
+    assert (ages(), ages(stale=True), ages("eve")) == ([(["s", "m"], False)], [], [])
+    grow_older(20)
+    ctx = Context(home.owner._services, "schedules", principal=SERVER)
+    note_stale_tables(ctx)
+    assert (ages(), ages(table="s$m", stale=True)) == ([(["s", "m"], True)], [(["s", "m"], True)])
+    [age] = home.store.list_table_ages()
+    assert age.stale_since is not None
+    home.owner.insert_into_table({"id": ["s", "m"]}, ROWS_AS_STREAM)
+    note_stale_tables(ctx)
+    assert (ages(), home.store.list_table_ages()[0].stale_since) == ([(["s", "m"], False)], None)
+    home.owner.call("DropTable", {"id": ["s", "m"]})
+    assert ages() == []
+    home.owner.call("UndropTable", {"id": ["s", "m"]})
+    assert ages() == [(["s", "m"], False)]
+    home.as_("ann").call("SetTableMaxAge", {"id": ["s", "m"]})
+    assert ages() == []
+    for seconds in (1, -5, 1e12):
+        assert "seconds old" in str(error_of(home, "ann", "SetTableMaxAge", id=["s", "m"], max_age_seconds=seconds))
+    home.owner.create_table({"id": ["s", "own"], "properties": {MANAGED: "false"}}, ROWS_AS_STREAM)
+    with pytest.raises(InvalidInputError, match="not managed"):
+        home.owner.call("SetTableMaxAge", {"id": ["s", "own"], "max_age_seconds": 60})
+
+
+def test_a_view_is_as_old_as_what_it_lacks() -> None:
+    refreshed = TableAge(1, 1, 60_000, None, committed_at=0, refreshed_at=1_000_000, sources_at=999_000)
+    assert (refreshed.age_ms(9_000_000), refreshed.is_stale(9_000_000)) == (0, False)
+    behind = replace(refreshed, sources_at=1_000_001)
+    assert [behind.is_stale(at) for at in (1_060_000, 1_060_001)] == [False, True]
+    assert replace(refreshed, refreshed_at=None).age_ms(9) == 9

@@ -24,9 +24,11 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
 from tiltyard.access.authorization import is_administrator
+from tiltyard.model.ids import Id
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.runtime.machinery import MachineFigures, read_figures
 from tiltyard.store import JobFilter
+from tiltyard.store.access.grants import TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -329,12 +331,16 @@ class State(Collector):
             "tiltyard_stream_lag", "Messages or files that a stream has not read yet.", labels=("job", "table")
         )
         jobs = GaugeMetricFamily("tiltyard_transactions", "Unfinished transactions.", labels=("kind", "status"))
+        stale = GaugeMetricFamily("tiltyard_table_stale", "Whether a table is older than it may be.", labels=("table",))
         try:
             for labels, waiting in self._store.transaction_counts().items():
                 jobs.add_metric(labels, waiting)
             for record in self._store.list_jobs(JobFilter(("stream",), TransactionStatus.RUNNING), None, MAX_STREAMS):
                 if "lag" in record.properties:
                     lags.add_metric((record.id, record.properties.get("table", "")), float(record.properties["lag"]))
+            now = self._store.clock()
+            for table in self._store.list_table_ages():
+                stale.add_metric((str(Id(self._store.object_path(TABLE, table.table_id) or ())),), table.is_stale(now))
             up.add_metric((), 1)
         except ServiceUnavailableError:
             up.add_metric((), 0)
@@ -344,7 +350,7 @@ class State(Collector):
         }
         for name, number in {**self._store.gauges(), **self._gauges()}.items():
             loads[load_unit(name)].add_metric((str(os.getpid()), name), number)
-        yield from (up, jobs, lags, *loads.values())
+        yield from (up, jobs, lags, stale, *loads.values())
 
 
 @contextmanager

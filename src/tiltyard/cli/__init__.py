@@ -29,6 +29,7 @@ COMMANDS = {
     "browsing.training_sets": ("training-set",),
     "browsing.versions": ("restore", "tag", "versions"),
     "database": ("db",),
+    "freshness": ("freshness",),
     "functions": ("functions",),
     "demo": ("demo",),
     "catalogs.import_catalog": ("import-catalog",),

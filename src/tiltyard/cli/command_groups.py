@@ -64,6 +64,7 @@ COMMAND_WORDS: Mapping[str, str] = {
     **dict.fromkeys(("tests", "validate", "expect"), "test"),
     "views": "view",
     "mounts": "mount",
+    **dict.fromkeys(("stale", "max-age", "age"), "freshness"),
     **dict.fromkeys(("console", "ui", "web"), "open"),
 }
 """Words of other tools (shells, SQL, clients of databases), and what they are here."""

@@ -17,9 +17,9 @@ from tiltyard.lake.display import render_table
 from tiltyard.lake.errors import translate
 from tiltyard.lake.lineage import Lineage, read_lineage
 from tiltyard.lake.operations.guesses import LAKE_GUESSES, Guess, Guessing
+from tiltyard.lake.operations.schedules import Duration, Schedule, create_schedule, find_schedule, list_schedules
 from tiltyard.lake.publication import ChangedTable, not_published, open_publication
 from tiltyard.lake.runs import Run
-from tiltyard.lake.schedules import Duration, Schedule, create_schedule, find_schedule, list_schedules
 from tiltyard.lake.session import LakeSession, SparkSessions
 from tiltyard.lake.snapshots import LakeMoment, Snapshot, create_snapshot, find_snapshot, list_snapshots
 from tiltyard.lake.sources import Source
@@ -397,6 +397,10 @@ class Lake(LakeSession, LakeNamespace):
     def training_sets(self) -> list[TrainingSet]:
         """Return the training sets whose tables you may read, by name."""
         return list_training_sets(self)
+
+    def stale_tables(self) -> list[str]:
+        """Return the ids of the tables that are older than they may be (`table(name).set_max_age`)."""
+        return [format_id(each["id"]) for each in self.calls.call("ListTableAges", stale=True)["tables"]]
 
     def lineage(self, uri: str | os.PathLike[str], *, depth: int = DEFAULT_DEPTH) -> Lineage:
         """Return the tables that were made from a file or folder, up to `depth` steps away.

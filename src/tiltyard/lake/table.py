@@ -34,6 +34,7 @@ from tiltyard.lake.contracts import Clients, OnFailure, TableContract
 from tiltyard.lake.errors import translate
 from tiltyard.lake.functions import Function, column_function, function_name, pickled_function
 from tiltyard.lake.operations.merge_insert import MergeInsert
+from tiltyard.lake.operations.schedules import Duration, to_seconds
 from tiltyard.lake.operations.tags import Tags
 from tiltyard.lake.runs import start_run
 from tiltyard.lake.sources import Jdbc, Source, is_frame, open_stream, path_of
@@ -213,6 +214,22 @@ class Table(TableReader):
             "RenameTable", id=list(self.path), new_table_name=path[-1], new_namespace_id=list(path[:-1])
         )
         return type(self)(self._lake, path)
+
+    def set_max_age(self, max_age: Duration | None) -> None:
+        """Say how old the table may be (seconds, "6h", a timedelta), None for any age: an older one is stale.
+
+        Its age is counted from its last commit, that of a view from its last refresh. Raises InvalidInputError,
+        TableNotFoundError.
+        """
+        self._check_change("set_max_age")
+        with translate():
+            seconds = to_seconds(max_age)
+            self._lake.calls.call("SetTableMaxAge", id=list(self.path), max_age_seconds=seconds)
+
+    def is_stale(self) -> bool:
+        """Return whether the table is older than it may be, where that was said. Raises TableNotFoundError."""
+        found = self._lake.calls.call("ListTableAges", table="$".join(self.path))["tables"]
+        return any(each["stale"] for each in found)
 
     def drop(self) -> None:
         """Drop the table; `tiltyard undrop` restores it for a while. Raises TableNotFoundError."""

@@ -4,7 +4,8 @@
 
 - `namespaces`; `mounts` and what is kept of what lies below them; `tables/`: tables and views, versions (commit
   records), deleted versions, appends queued for one commit, multipart uploads, the trash, folders scheduled for
-  deletion, overlap of locations, upkeep (which tables got commits, and what gc and repair ask)
+  deletion, overlap of locations, ages (how old tables may be), upkeep (which tables got commits, and what gc and repair
+  ask)
 - `mounts/mirrors` (publications, on the wire): other catalogs in which tables are registered, with their entries there
 - `jobs/`: transactions (long-running operations), jobs (those that drivers run), events (what happened to them),
   schedules (when jobs are queued by themselves);
@@ -63,6 +64,7 @@ from tiltyard.store.repository import (
 )
 from tiltyard.store.schema import StoreNewerError, StoreVersionError
 from tiltyard.store.store import Store, UnitOfWork, database_exists, is_empty_database, load_dump, open_store, upgrade
+from tiltyard.store.tables.ages import TableAge
 from tiltyard.store.tables.contracts import CheckedVersion, TestRecord
 from tiltyard.store.tables.folder_deletions import CREATING, DROPPED, RESERVED
 from tiltyard.store.tables.location_overlap import DROP_MOUNTED_TABLE
@@ -126,6 +128,7 @@ __all__ = [
     "StoreNewerError",
     "StoreVersionError",
     "SyncOutcome",
+    "TableAge",
     "TableProblem",
     "TableRecord",
     "TableUpkeep",

@@ -32,6 +32,7 @@ from tiltyard.store.namespaces import Namespaces
 from tiltyard.store.processes import Processes
 from tiltyard.store.repository import Generations
 from tiltyard.store.sqlite.database import SqliteDatabase
+from tiltyard.store.tables.ages import TableAges
 from tiltyard.store.tables.contracts import ContractResults
 from tiltyard.store.tables.folder_deletions import FolderDeletions
 from tiltyard.store.tables.lineage import Lineage
@@ -69,6 +70,7 @@ class UnitOfWork(
     QueuedAppends,
     Snapshots,
     Lineage,
+    TableAges,
     Uploads,
     Trash,
     FolderDeletions,

@@ -26,6 +26,7 @@ from lance_namespace.errors import (
 from tiltyard.catalog.garbage import sweep
 from tiltyard.catalog.jobs.submission import end_lost_runs
 from tiltyard.catalog.schedules.due import queue_due_job
+from tiltyard.catalog.table_ages import note_stale_tables
 from tiltyard.config import DAY_MS
 from tiltyard.context import Context, Services
 from tiltyard.model.jobs import (
@@ -59,6 +60,8 @@ SWEEP_SECONDS = 5.0
 SWEEP_EXPIRED_SECONDS = 60.0
 SCHEDULE_SECONDS = 1.0
 """How often it is looked whether schedules and mirrors are due."""
+AGES_SECONDS = 15.0
+"""How often it is looked which tables are older than they may be."""
 UPKEEP_SECONDS = 1.0
 """How often it is looked whether tables need upkeep."""
 PAUSE_SECONDS = 1.0
@@ -173,9 +176,13 @@ class Worker:
 
     def _schedule(self) -> None:
         ctx = Context(self._services, "schedules", principal=SERVER)
+        ages_due = 0.0
         while not self._stopping.wait(SCHEDULE_SECONDS):
             run_step(self._mirror_sync.start_due, self._stopping, self._services.outage_log)
             self._repeat_while_true(queue_due_job, ctx)
+            if time.monotonic() >= ages_due:
+                run_step(lambda: note_stale_tables(ctx), self._stopping, self._services.outage_log)
+                ages_due = time.monotonic() + AGES_SECONDS
 
     def _maintain(self) -> None:
         while not self._stopping.wait(UPKEEP_SECONDS):

@@ -34,7 +34,9 @@ class Entry:
 
 @click.command("ls", short_help="List namespaces and tables.")
 @click.argument("namespace", type=TABLE_OR_NAMESPACE, default=".")
-@click.option("-l", "--long", "is_long", is_flag=True, help="Show rows, bytes and the version of each table, too.")
+@click.option(
+    "-l", "--long", "is_long", is_flag=True, help="Show rows, bytes and version of each table, and stale ones."
+)
 @format_option
 @catalog_command
 def ls(catalog: Caller, namespace: TypedId, is_long: bool, form: OutputFormat) -> None:
@@ -62,7 +64,11 @@ def ls(catalog: Caller, namespace: TypedId, is_long: bool, form: OutputFormat) -
     if form is OutputFormat.TABLE:
         for record in records:
             record["bytes"] = "" if record["bytes"] is None else format_size(record["bytes"])
-    columns = ("id", "kind", "rows", "bytes", "version")
+    columns: tuple[str, ...] = ("id", "kind", "rows", "bytes", "version")
+    if stale := {tuple(table["id"]) for table in catalog.call("ListTableAges", stale=True)["tables"]}:
+        columns = (*columns, "state")
+        for entry, record in zip(entries, records, strict=True):
+            record["state"] = "stale" if tuple(entry.id) in stale else ""
     print_records(records, columns, form, numbers=("rows", "bytes", "version"))
 
 

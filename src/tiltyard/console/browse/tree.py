@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.console.page import Page, PageRequest, Problem
+from tiltyard.console.table.heads import is_stale_table
 from tiltyard.console.table.snippets import make_first_snippets
 from tiltyard.model.ids import Id
 
@@ -125,6 +126,9 @@ def show_summary(page: PageRequest) -> Page:
     try:
         table = page.calls.call("DescribeTable", id=list(page.path), load_detailed_metadata=True, check_declared=True)
         stats = None if table.is_only_declared else page.calls.attempt("GetTableStats", id=list(page.path))
+        is_stale = is_stale_table(page)
     except LanceNamespaceError as error:
         return Page("table_summary.html", {"problem": str(error), "table": None, "stats": None}, fragment=True)
-    return Page("table_summary.html", {"problem": "", "table": table, "stats": stats}, fragment=True)
+    return Page(
+        "table_summary.html", {"problem": "", "table": table, "stats": stats, "is_stale": is_stale}, fragment=True
+    )

@@ -13,6 +13,7 @@ from tiltyard.calls.caller import schema_query
 from tiltyard.console.navigation import TABLE_TABS
 from tiltyard.console.table.schema_tree import read_columns, vector_columns
 from tiltyard.model.columns.computed_columns import VIEW
+from tiltyard.model.ids import DEFAULT_DELIMITER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ class TableHead:
     branch: str | None
     masks: Mapping[str, str]
     has_policy: bool
+    is_stale: bool = False
 
     @property
     def version(self) -> int | None:
@@ -103,7 +105,13 @@ def read_head(page: PageRequest, at: str | None = None) -> TableHead:
     columns = read_columns(table.schema) if table.schema is not None else []
     if table.location is None:
         masks = _hidden_of_view(page, columns)
-    return TableHead(table, columns, ref, named.get("branch"), masks, policy is not None)
+    return TableHead(table, columns, ref, named.get("branch"), masks, policy is not None, is_stale_table(page))
+
+
+def is_stale_table(page: PageRequest) -> bool:
+    """Return whether the table of a page is older than it may be."""
+    listed = page.calls.attempt("ListTableAges", table=DEFAULT_DELIMITER.join(page.path))
+    return listed is not None and any(each.stale for each in listed.tables)
 
 
 def _hidden_of_view(page: PageRequest, columns: Sequence[Column]) -> dict[str, str]:

@@ -1911,6 +1911,15 @@ class ListSnapshotsResponse(Response, kw_only=True):
     page_token: str | None = None
 
 
+class ListTableAgesRequest(Request, kw_only=True, forbid_unknown_fields=True):
+    stale: bool | None = None
+    table: str | None = None
+
+
+class ListTableAgesResponse(Response, kw_only=True):
+    tables: list[TableAgeEntry]
+
+
 class ListTableBranchesRequest(Request, kw_only=True):
     id: list[str] | None = None
     page_token: str | None = None
@@ -2505,6 +2514,15 @@ class SetTableContractResponse(Response, kw_only=True):
     clients: str
 
 
+class SetTableMaxAgeRequest(Request, kw_only=True, forbid_unknown_fields=True):
+    id: list[str] | None = None
+    max_age_seconds: float | None = None
+
+
+class SetTableMaxAgeResponse(Response, kw_only=True):
+    pass
+
+
 class SetTablePolicyRequest(Request, kw_only=True, forbid_unknown_fields=True):
     id: list[str] | None = None
     name: str
@@ -2568,6 +2586,13 @@ class SyncPublicationRequest(Request, kw_only=True, forbid_unknown_fields=True):
 
 class SyncPublicationResponse(Response, kw_only=True):
     publication: PublicationEntry
+
+
+class TableAgeEntry(Model, kw_only=True):
+    age_seconds: float
+    id: list[str]
+    max_age_seconds: float
+    stale: bool
 
 
 class TableBasicStats(Model, kw_only=True):

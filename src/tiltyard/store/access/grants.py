@@ -116,6 +116,7 @@ _TABLE_DEPENDENTS = (
     "schedules",
     "schedule_sources",
     "table_tests",
+    "max_ages",
 )
 DELETE_OF_NAMESPACES = tuple(
     f"DELETE FROM {name} WHERE namespace_id IN ({{ids}})" for name in ("named_secrets", "functions", "schedules")

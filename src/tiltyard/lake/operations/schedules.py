@@ -180,9 +180,9 @@ def _fields(on_commit: Sequence[Sequence[str]] | None, when: Mapping[str, Any]) 
     return {
         "cron": when["cron"],
         "zone": when["zone"],
-        "every_seconds": _seconds(when["every"]),
+        "every_seconds": to_seconds(when["every"]),
         "on_commit": None if on_commit is None else [list(path) for path in on_commit],
-        "debounce_seconds": _seconds(when["debounce"]),
+        "debounce_seconds": to_seconds(when["debounce"]),
         "catch_up": when["catch_up"],
     }
 
@@ -194,7 +194,8 @@ def _path(name: str) -> tuple[str, ...]:
         raise InvalidInputError(f"on_commit: {error}") from error
 
 
-def _seconds(duration: Duration | None) -> float | None:
+def to_seconds(duration: Duration | None) -> float | None:
+    """Return a duration in seconds. Raises InvalidInputError for a text that is none."""
     if isinstance(duration, timedelta):
         return duration.total_seconds()
     return parse_duration(duration) if isinstance(duration, str) else duration

@@ -67,6 +67,22 @@ def test_schedules_are_listed_paused_resumed_run_and_dropped_where_that_can_be_d
     act(http, str(ran.url.params["id"]), "cancel")
 
 
+def test_a_stale_table_is_marked_in_lists_on_its_pages_and_in_the_metrics(
+    server: ServerProcess, http: httpx.Client
+) -> None:
+    call(server, "SetTableMaxAge", {"id": list(FILMS), "max_age_seconds": 10})
+    deadline = time.monotonic() + 60
+    path = "/".join(FILMS)
+    while "stale" not in http.get(f"/summary/{path}", headers={"hx-request": "true"}).text:
+        assert time.monotonic() < deadline, "the table of these tests is not older than ten seconds"
+        time.sleep(0.5)
+    assert ">stale</span>" in http.get(f"/table/{path}").text
+    metrics = httpx.get(f"{server.url}/metrics", timeout=60).text
+    assert f'tiltyard_table_stale{{table="{TABLE}"}} 1.0' in metrics
+    call(server, "SetTableMaxAge", {"id": list(FILMS)})
+    assert ">stale</span>" not in http.get(f"/table/{path}").text
+
+
 def test_job_is_listed_described_paused_resumed_cancelled_and_submitted_again(
     server: ServerProcess, http: httpx.Client
 ) -> None:

@@ -198,6 +198,7 @@ def test_a_definer_without_the_rights_runs_nothing_and_the_reason_is_seen(home: 
         "RevokePrivileges",
         {"object_kind": "table", "id": ["s", "t"], "grantee": "ann", "privileges": ["run_udfs"]},
     )
+    home.refresh_rights()
     later(home, 3600)
     look(home.owner)
     seen = describe(home)

@@ -360,7 +360,9 @@ def test_backup_names_shallow_clones_of_what_is_no_table_of_the_catalog(tmp_path
     assert "which the backup has not" in run("backup", "verify", target, status=3)
 
 
-def test_restore_cancels_jobs_whose_work_is_not_in_the_backup_and_keeps_the_others(tmp_path: Path) -> None:
+def test_restore_cancels_jobs_whose_work_is_not_in_the_backup_pauses_schedules_and_keeps_the_others(
+    tmp_path: Path,
+) -> None:
     url = f"sqlite:///{tmp_path}/root/catalog.db"
     (tmp_path / "root").mkdir()
     with open_store(url) as store:
@@ -369,10 +371,14 @@ def test_restore_cancels_jobs_whose_work_is_not_in_the_backup_and_keeps_the_othe
         store.transact(
             lambda catalog: catalog.connection.change("INSERT INTO job_parts VALUES (?, ?, ?)", begun, "part", "{}")
         )
+        job, ann = {"job": "export"}, {"name": "ann"}
+        store.add_schedule(1, "nightly", None, job, ann, paused=False, debounce_ms=5000, due_at=1, sources=[])
     run("backup", tmp_path / "target", "--root", tmp_path / "root")
     run("backup", "restore", tmp_path / "target", "--root", tmp_path / "new")
     with open_store(f"sqlite:///{tmp_path}/new/catalog.db") as store:
         canceled, queued = store.describe_transaction(begun), store.describe_transaction(waiting)
+        [schedule] = store.list_schedules(None, 10)
+    assert (schedule.paused, schedule.due_at) == (True, 1)
     assert (canceled.status, queued.status) == ("Canceled", "Queued")
     assert "restored from a backup" in (canceled.error or "")
 

@@ -239,6 +239,8 @@ def _load_catalog(restore: _Restore, dump_file: Path, database_url: str) -> None
             return _convert_version(restore, row)
         if table in ("uploads", "upload_parts"):  # what they have written is in no version, and so in no backup
             return None
+        if table == "schedules":  # the catalog that the backup is of may go on, and run them, too
+            return row | {"paused": True}
         if table == "job_parts" and row["transaction_id"] in ended:
             return None
         if table == "transactions" and row["id"] in ended:

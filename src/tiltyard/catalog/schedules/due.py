@@ -15,6 +15,7 @@ from lance_namespace.errors import (
     InvalidInputError,
     LanceNamespaceError,
     ServiceUnavailableError,
+    TableNotFoundError,
 )
 
 from tiltyard.catalog.schedules.definitions import prepare_job, read_definition, run_key_of, without_refusal
@@ -74,7 +75,7 @@ def _queue(ctx: Context, seen: ScheduleRecord, next_at: int | None) -> None:
     reach(Point.BEFORE_SCHEDULED_JOB)
     try:
         ctx.store.transact(lambda catalog: _settle(catalog, seen, job, next_at))
-    except ConcurrentModificationError as error:
+    except (ConcurrentModificationError, TableNotFoundError) as error:  # the latter was just dropped
         log.info("schedule %s: %s", seen.name, error)
 
 

@@ -219,6 +219,9 @@ def test_others_see_and_steer_a_schedule_by_their_rights_on_its_table(home: Cata
     assert isinstance(error_of(home, "eve", "DescribeSchedule", id=["s", "nightly"]), LanceNamespaceError)
     hidden = str(error_of(home, "eve", "DescribeSchedule", id=["s", "nightly"]))
     assert hidden == str(error_of(home, "eve", "DescribeSchedule", id=["s", "none"]))
+    for operation in ("ListSchedules", "ListTableAges"):  # a table that the caller cannot see is missing
+        unseen, missing = (str(error_of(home, "eve", operation, table=name)) for name in ("s$t", "s$none"))
+        assert unseen == missing
     denied = error_of(home, "bob", "CreateSchedule", **{**NIGHTLY, "id": ["s", "mine"]}, **HOUR)
     assert isinstance(denied, PermissionDeniedError)
     home.grant("bob", "run_udfs", table=("s", "t"))

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.access.authorization import caller_rights
-from tiltyard.access.needs import ANY_CALLER, on_table
+from tiltyard.access.authorization import authorize_table, caller_rights
+from tiltyard.access.needs import on_table
 from tiltyard.model.ids import DEFAULT_DELIMITER, Id, parse_id, table_id
-from tiltyard.model.operations import operation
+from tiltyard.model.operations import Needs, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.schedules import format_duration
 from tiltyard.model.spec import models
@@ -50,7 +50,18 @@ def set_table_max_age(ctx: Context, request: models.SetTableMaxAgeRequest) -> mo
     return models.SetTableMaxAgeResponse()
 
 
-@operation(needs=ANY_CALLER, changes=False)
+def _see_table(ctx: Context, request: models.ListTableAgesRequest) -> Context:
+    """Check that the caller sees the table that is asked for. Raises TableNotFoundError, NamespaceNotFoundError."""
+    if request.table is None:
+        return ctx
+    path = table_id(parse_id(request.table))
+    return ctx.with_resolved({path: authorize_table(ctx, path, 0, enforces_policies=True)})
+
+
+LIST_AGES = Needs("nothing: the tables on which the caller has `use`", _see_table)
+
+
+@operation(needs=LIST_AGES, changes=False)
 def list_table_ages(ctx: Context, request: models.ListTableAgesRequest) -> models.ListTableAgesResponse:
     """List the tables that say how old they may be, and that the caller can use: all, one `table`, or the `stale` ones.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from lance_namespace.errors import NamespaceNotFoundError, PermissionDeniedError, TableNotFoundError
 
 from tiltyard.access.authorization import authorize_namespace, caller_rights, missing_privileges
-from tiltyard.access.needs import SUBMIT_JOB
+from tiltyard.access.needs import LIST_ALL_JOBS, SUBMIT_JOB
 from tiltyard.model.ids import Id, table_id
 from tiltyard.model.operations import Needs
 from tiltyard.model.privileges import Privilege, privilege_names
@@ -90,5 +90,5 @@ CREATE_SCHEDULE = Needs(
 DESCRIBE_SCHEDULE = _definer_or(Privilege.RUN_UDFS)
 ALTER_SCHEDULE = _definer_or(Privilege.ALTER)
 LIST_SCHEDULES = Needs(
-    "nothing: the caller's own schedules, and those on whose job's table it has `run_udfs`", lambda ctx, request: ctx
+    "nothing: the caller's own schedules, and those on whose job's table it has `run_udfs`", LIST_ALL_JOBS.authorize
 )

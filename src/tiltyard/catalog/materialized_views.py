@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 from lance_namespace.errors import TableNotFoundError
 
 from tiltyard.access.filtered_lists import list_tables
@@ -15,6 +16,7 @@ from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.model.views.definitions import ViewDefinition
 from tiltyard.tables.opening import find_table, open_for_reading
+from tiltyard.tables.schema.view_columns import describe_columns
 from tiltyard.tables.schema.view_sources import source_names
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ def describe_materialized_view(
 ) -> models.DescribeMaterializedViewResponse:
     """Describe a materialized view by its query; another one of the same name has another `incarnation`.
 
+    With its query, the columns that refreshes compute besides, the indexes that they extend, and when they begin.
+
     Raises TableNotFoundError (also for a table that is no view), NamespaceNotFoundError.
     """
     path = table_id(request.id)
@@ -44,6 +48,10 @@ def describe_materialized_view(
         query=definition.query,
         kind=definition.kind,
         incarnation=str(table.record.id),
+        columns=describe_columns(definition, table.dataset.schema) or None,
+        indexes=[msgspec.convert(each, models.CreateTableIndexRequest) for each in definition.index_requests] or None,
+        auto_refresh=definition.auto_refresh or None,
+        auto_refresh_interval_seconds=definition.refresh_seconds or None,
     )
 
 

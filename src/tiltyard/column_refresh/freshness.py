@@ -95,6 +95,15 @@ def fragment_states(
     return states
 
 
+def holds_values_of_inputs(column: ComputedColumn, fragment: FragmentMetadata) -> bool:
+    """Return whether the values of a view's fragment are of its inputs: a refresh wrote both, or a backfill these."""
+    state = _state_by_file_name(column, fragment)
+    if state is not None:
+        return state is not FragmentState.ALL
+    file = column.file(fragment)
+    return file is not None and set(_files_by_field(fragment, column.inputs).values()) == {str(file.path)}
+
+
 def files_appended_since(dataset: lance.LanceDataset, version: int) -> frozenset[str]:
     """Return the paths of data files that appends have added after a version."""
     operations = [transaction.operation for _, transaction in read_transactions(dataset, version)]

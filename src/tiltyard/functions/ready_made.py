@@ -177,14 +177,18 @@ class ReadyMade:
             rows = rows.combine_chunks()
         if not isinstance(rows, pa.Array):
             raise RefusedError(f"{self.name} takes a column of Arrow, and not {type(rows).__name__}.")
-        value_type = rows.type.value_type if pa.types.is_dictionary(rows.type) else rows.type
-        kinds = _TEXT_KINDS if self.takes is Takes.TEXT else _BYTE_KINDS
-        if not any(is_kind(value_type) for is_kind in kinds):
-            raise RefusedError(f"{self.name} takes a column of {_NOUNS[self.takes]}, and this one is {rows.type}.")
+        self.check_type(rows.type)
         column = rows.cast(pa.large_string() if self.takes is Takes.TEXT else pa.large_binary())
         longest = pa.compute.max(pa.compute.binary_length(column)).as_py() or 0
         self._check_length(longest)
         return column
+
+    def check_type(self, kind: pa.DataType) -> None:
+        """Raise RefusedError for a type of columns that the function does not take."""
+        value_type = kind.value_type if pa.types.is_dictionary(kind) else kind
+        kinds = _TEXT_KINDS if self.takes is Takes.TEXT else _BYTE_KINDS
+        if not any(is_kind(value_type) for is_kind in kinds):
+            raise RefusedError(f"{self.name} takes a column of {_NOUNS[self.takes]}, and this one is {kind}.")
 
     def _check_value(self, value: str | bytes | None) -> None:
         if value is not None and isinstance(value, str) is not (self.takes is Takes.TEXT):

@@ -18,6 +18,7 @@ from tiltyard.lake.errors import translate
 from tiltyard.lake.lineage import Lineage, read_lineage
 from tiltyard.lake.operations.guesses import LAKE_GUESSES, Guess, Guessing
 from tiltyard.lake.operations.schedules import Duration, Schedule, create_schedule, find_schedule, list_schedules
+from tiltyard.lake.operations.view_parts import Computed
 from tiltyard.lake.publication import ChangedTable, not_published, open_publication
 from tiltyard.lake.runs import Run
 from tiltyard.lake.session import LakeSession, SparkSessions
@@ -235,15 +236,32 @@ class Lake(LakeSession, LakeNamespace):
         """Return a materialized view by its id; it need not exist. Raises InvalidInputError."""
         return View(self, self._resolve(name, "view"))
 
-    def create_view(self, name: str, sql: str) -> View:
+    def create_view(
+        self,
+        name: str,
+        sql: str,
+        *,
+        chunk: Computed | None = None,
+        columns: Mapping[str, Computed] | None = None,
+        indexes: Sequence[Mapping[str, Any]] | None = None,
+        refresh: str | None = None,
+    ) -> View:
         """Create a materialized view of a query in Spark's SQL, without rows: `refresh` computes them.
 
         Tables are named by their ids, those in namespaces in backticks (`` `shop$orders` ``). Spark infers the columns
-        now, so a wrong query is an error now. Raises InvalidInputError, TableNotFoundError (a source),
-        TableAlreadyExistsError, NamespaceNotFoundError,
-        SparkMissingError.
+        now, so a wrong query is an error now.
+
+        `chunk` is a function that makes several rows of each: `chunk_words(size=200)`. `columns` are computed besides,
+        by name: by functions (`embed_text(model="wordllama")`) or SQL; or by mappings with `function`, and `inputs`,
+        `type` and `version` as of `add_column`. Functions are taken to be deterministic. `indexes` are mappings with
+        `column` and `type`, and `name`, `metric`, `parameters`. Each refresh does rows, columns and indexes together,
+        and computes what is new or changed. With `refresh` the server begins one by itself: "on change" of a table, or
+        "every 5m" if one has changed.
+
+        Raises InvalidInputError, TableNotFoundError (a source), TableAlreadyExistsError, NamespaceNotFoundError,
+        UnsupportedOperationError (the server stores no code), SparkMissingError.
         """
-        return create_view(self, self._resolve(name, "view"), sql)
+        return create_view(self, self._resolve(name, "view"), sql, chunk, columns, indexes, refresh)
 
     def register_search_functions(self, spark: SparkSession | None = None) -> SparkSession:
         """Register `vector_search`, `text_search` and `hybrid_search` in a Spark session; return it.
@@ -493,7 +511,7 @@ class LakeBlock(Lake):
         """Raise InvalidInputError: SQL reads what is published."""
         raise not_published("sql")
 
-    def create_view(self, name: str, sql: str) -> View:
+    def create_view(self, name: str, sql: str, **_: Any) -> NoReturn:
         """Raise InvalidInputError: a view is created by itself."""
         raise not_published("create_view")
 

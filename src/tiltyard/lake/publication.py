@@ -92,7 +92,7 @@ class _PublishedLocation(TableLocation):
         staged = self._newest_staged()
         if staged is None:
             return TableLocation, fields
-        from tiltyard.pipeline.plans.publication import StagedTableLocation  # noqa: PLC0415  # an extra: PySpark
+        from tiltyard.pipeline.indexes.staged import StagedTableLocation  # noqa: PLC0415  # an extra: PySpark
 
         return StagedTableLocation, (*fields, staged)
 

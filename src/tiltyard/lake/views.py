@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import base64
 import os
-from typing import TYPE_CHECKING, Unpack
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
 
-import lance_namespace as upstream
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.lake.arguments import call_arguments, present
 from tiltyard.lake.errors import translate
+from tiltyard.lake.operations.view_parts import Computed, column_entries, index_requests, make_chunker
 from tiltyard.lake.table import Table
 from tiltyard.model.views.definitions import ViewDefinition, parse_sources
+from tiltyard.model.views.refresh_times import parse_refresh
 from tiltyard.pipeline.datasource.spark_types import arrow_schema
 from tiltyard.pipeline.session import isolate_session
 from tiltyard.pipeline.table_location import CatalogConnection
@@ -58,7 +60,9 @@ class View(Table):
         The figures `mode` and `reason` say which. All rows are computed where changed rows are joined with a table of
         more than `max_join_rows` rows (1,000,000), or are in groups of more than `max_groups` values of a column
         (10,000). `call` says how the code of a view is called
-        (`tiltyard.CallOptions`), and `rejects` is a folder for rows that it fails on. Raises InvalidInputError, and as
+        (`tiltyard.CallOptions`), and `rejects` is a folder for rows that its chunker fails on. Of columns that code
+        computes, `computed` is the number of values that were, and `reused` of those that the view had of equal inputs.
+        Raises InvalidInputError, and as
         `Run.wait` does.
         """
         arguments = present(
@@ -69,18 +73,33 @@ class View(Table):
         return self._run("refresh", arguments, wait=wait, submit=submit)
 
 
-def create_view(lake: LakeSession, path: tuple[str, ...], sql: str) -> View:
+def create_view(
+    lake: LakeSession,
+    path: tuple[str, ...],
+    sql: str,
+    chunk: Computed | None,
+    columns: Mapping[str, Computed] | None,
+    indexes: Sequence[Mapping[str, Any]] | None,
+    refresh: str | None,
+) -> View:
     """Create a view without rows, after Spark has analyzed its query. Raises as `Lake.create_view` does."""
-
+    seconds = None if refresh is None else parse_refresh(refresh)
     with translate():
         schema = infer_view_schema(lake.catalog, lake.spark, sql)
-    request = upstream.CreateMaterializedViewRequest(
-        id=list(path),
-        kind="query",
+    chunker = None if chunk is None else make_chunker(chunk, schema)
+    if chunker is not None:
+        schema = chunker.schema
+    request = present(
+        kind="query" if chunker is None else "chunker",
         source_query=sql,
         output_schema=base64.b64encode(schema.serialize().to_pybytes()).decode(),
+        udtf_spec=None if chunker is None else chunker.spec,
+        columns=column_entries(columns, schema, () if chunker is None else chunker.made) if columns else None,
+        indexes=index_requests(indexes) if indexes else None,
+        auto_refresh=None if seconds is None else True,
+        auto_refresh_interval_seconds=seconds,
     )
-    lake.catalog.client().create_materialized_view(request)
+    lake.calls.call("CreateMaterializedView", id=list(path), **request)
     return View(lake, path)
 
 

@@ -1,7 +1,8 @@
-"""Compute the columns that were added to a view, for the rows that a refresh writes: in Spark or a server's worker.
+"""Compute the columns of a view besides its query's, for the rows that a refresh writes: in Spark or a server's worker.
 
-Columns of SQL are computed, in a dataset in memory, so that their values come with the rows, in one commit. What code
-computes is null until a backfill: who may refresh a view may not run code over it. So is SQL that reads such a column.
+Columns of SQL are computed, in a dataset in memory, so that their values come with the rows, in one commit. So are
+those of code that belong to the view's definition (`code`, in Spark alone). What other code computes is null until a
+backfill: who may refresh a view may not run code that others add to it. So is SQL that reads such a column.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import lance
 import pyarrow as pa
@@ -28,6 +29,26 @@ ChooseRows = Callable[[lance.LanceDataset, Mapping[str, str]], int]
 """Returns how many rows of a dataset expressions are computed of at once."""
 
 
+class ColumnCode(Protocol):
+    """Code that computes a column of rows that have the columns `inputs`."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Return the columns that it reads."""
+
+    def compute(self, rows: pa.RecordBatch, counts: ColumnCounts) -> pa.Array:
+        """Return a value for each row, and count them. Raises RefusedError."""
+
+
+@dataclass(slots=True)
+class ColumnCounts:
+    """Values of columns of code: those that were computed, taken from the view as it was, and failed to be."""
+
+    computed: int = 0
+    reused: int = 0
+    failed: int = 0
+
+
 def _choose_rows(_dataset: lance.LanceDataset, _expressions: Mapping[str, str]) -> int:
     return _BATCH_ROWS
 
@@ -36,46 +57,62 @@ def _choose_rows(_dataset: lance.LanceDataset, _expressions: Mapping[str, str]) 
 class AddedColumns:
     """How the added columns of a view are computed.
 
-    `stages` have expressions by the names of their columns; those of a stage may read columns of earlier ones.
+    `stages` have expressions or code by the names of their columns; those of a stage may read columns of earlier ones.
     `left_null` are computed columns that a backfill computes.
     """
 
     view: pa.Schema
-    stages: tuple[Mapping[str, str], ...]
+    stages: tuple[Mapping[str, str | ColumnCode], ...]
     left_null: tuple[str, ...]
 
     @classmethod
-    def of(cls, view: pa.Schema, is_allowed: Callable[[str], bool] = bool) -> AddedColumns:
-        """Return the added columns of a view; expressions that are not allowed are left to a backfill."""
-        stages: list[dict[str, str]] = []
-        place: dict[str, int] = {}
+    def of(
+        cls,
+        view: pa.Schema,
+        is_allowed: Callable[[str], bool] = bool,
+        code: Mapping[str, ColumnCode] | None = None,
+    ) -> AddedColumns:
+        """Return the columns to compute, with the `code` of those that the view's definition has.
+
+        Expressions that are not allowed, and other code, are left to a backfill.
+        """
+        sources: dict[str, str | ColumnCode] = {}
+        inputs: dict[str, list[pa.Field]] = {}
         left_null: list[str] = []
         for field in view:
             declaration = read_declaration(field.metadata)
             if declaration is None:
                 continue
-            inputs = _inputs(view, declaration) if isinstance(declaration, ExpressionDeclaration) else []
-            if (
-                not isinstance(declaration, ExpressionDeclaration)
-                or not is_allowed(declaration.expression)
-                or not all(is_stored_as_read(column) and column.name not in left_null for column in (*inputs, field))
-            ):
+            source = (code or {}).get(field.name)
+            if source is not None:
+                sources[field.name], inputs[field.name] = source, [view.field(name) for name in source.inputs]
+            elif isinstance(declaration, ExpressionDeclaration) and is_allowed(declaration.expression):
+                sources[field.name] = declaration.expression
+                inputs[field.name] = [other for other in _inputs(view, declaration) if other.name != field.name]
+            else:
                 left_null.append(field.name)
-                continue
-            stage = 1 + max((place.get(column.name, -1) for column in inputs), default=-1)
-            place[field.name] = stage
-            stages += [{} for _ in range(stage + 1 - len(stages))]
-            stages[stage][field.name] = declaration.expression
-        return cls(view, tuple(stages), tuple(left_null))
+        for name in [*sources]:
+            fields = [view.field(name), *inputs[name]] if isinstance(sources[name], str) else inputs[name]
+            if not all(is_stored_as_read(field) for field in fields):
+                left_null.append(name)
+        return cls(view, *_stages(view, sources, inputs, left_null))
 
     def figures(self) -> dict[str, str]:
         """Return what a refresh says of columns that it left null."""
         return {"left_null": ",".join(self.left_null)} if self.left_null else {}
 
-    def add(self, rows: Iterable[pa.RecordBatch], choose_rows: ChooseRows = _choose_rows) -> Iterator[pa.RecordBatch]:
-        """Yield rows of a view's query with all columns of the view. Raises RefusedError if an expression fails."""
+    def add(
+        self,
+        rows: Iterable[pa.RecordBatch],
+        choose_rows: ChooseRows = _choose_rows,
+        counts: ColumnCounts | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield rows of a view's query with all columns of the view. Raises RefusedError if one cannot be computed."""
         for stage in self.stages:
-            rows = self._compute(stage, rows, choose_rows)
+            expressions = {name: source for name, source in stage.items() if isinstance(source, str)}
+            code = {name: source for name, source in stage.items() if not isinstance(source, str)}
+            rows = self._compute(expressions, rows, choose_rows) if expressions else rows
+            rows = self._call(code, rows, counts or ColumnCounts()) if code else rows
         for batch in rows:
             names = batch.schema.names
             columns = [
@@ -84,10 +121,23 @@ class AddedColumns:
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=self.view)
 
+    def _call(
+        self, code: Mapping[str, ColumnCode], rows: Iterable[pa.RecordBatch], counts: ColumnCounts
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield rows with the columns that code computes."""
+        for batch in rows:
+            if not batch.num_rows:
+                continue
+            known = [name for name in batch.schema.names if name not in code]
+            added = [source.compute(batch, counts) for source in code.values()]
+            fields = [*(batch.schema.field(name) for name in known), *(self.view.field(name) for name in code)]
+            columns = [*(batch.column(name) for name in known), *added]
+            yield pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
     def _compute(
         self, expressions: Mapping[str, str], rows: Iterable[pa.RecordBatch], choose_rows: ChooseRows
     ) -> Iterator[pa.RecordBatch]:
-        """Yield rows with the columns of a stage, in batches that are no larger."""
+        """Yield rows with the columns of expressions, in batches that are no larger."""
         for batch in rows:
             known = [name for name in batch.schema.names if name not in expressions]
             start = 0
@@ -118,6 +168,33 @@ class AddedColumns:
                 f"{', '.join(expressions)}: SQL that computes an added column fails on a row of the view: "
                 f"{str(error).split(', /')[0][:300]}. Drop the column, and add it with SQL that computes all rows."
             ) from error
+
+
+def _stages(
+    view: pa.Schema,
+    sources: Mapping[str, str | ColumnCode],
+    inputs: Mapping[str, list[pa.Field]],
+    left_null: list[str],
+) -> tuple[tuple[Mapping[str, str | ColumnCode], ...], tuple[str, ...]]:
+    """Return the columns in stages, and those that are left null: with those of `left_null`, what reads them.
+
+    Of code, columns that read each other are left null: only a changed declaration makes such ones.
+    """
+    stages: list[dict[str, str | ColumnCode]] = []
+    left = set(left_null)
+    done = {field.name for field in view if field.name not in sources and field.name not in left}
+    waiting = [name for name in sources if name not in left]
+    while waiting:
+        ready = [name for name in waiting if all(field.name in done for field in inputs[name])]
+        if not ready:  # a word of an expression may be a function, and no column
+            ready = [name for name in waiting if isinstance(sources[name], str)][:1]
+        if not ready:
+            break
+        stages.append({name: sources[name] for name in ready})
+        done.update(ready)
+        waiting = [name for name in waiting if name not in done]
+    left.update(waiting)
+    return tuple(stages), tuple(name for name in view.names if name in left)
 
 
 def _inputs(view: pa.Schema, declaration: ExpressionDeclaration) -> list[pa.Field]:

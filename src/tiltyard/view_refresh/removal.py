@@ -91,7 +91,7 @@ def find_equal_rows(
                 f"{count:,} rows of the view are to be removed, and more than {max_candidates:,} may be these"
             )
         addresses = np.sort(candidates)
-        digests = _read_digests(view, addresses, columns)
+        digests = read_digests(view, addresses, columns)
         is_removed = np.zeros(len(digests), bool)
         for place, digest in enumerate(digests):
             if missing.get(digest):
@@ -133,7 +133,7 @@ def _scan(view: lance.LanceDataset, columns: list[str], values: Mapping[str, pa.
     yield from scanner.to_batches()
 
 
-def _read_digests(view: lance.LanceDataset, addresses: Addresses, columns: Sequence[str]) -> list[bytes]:
+def read_digests(view: lance.LanceDataset, addresses: Addresses, columns: Sequence[str]) -> list[bytes]:
     """Return the digests of rows by their sorted addresses, in their order."""
     names = list(columns)
     version = VersionRows(view, None, tuple(names))

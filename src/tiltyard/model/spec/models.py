@@ -689,6 +689,8 @@ class CreateMaterializedViewRequest(Request, kw_only=True):
     with_no_data: bool | None = None
     auto_refresh: bool | None = None
     auto_refresh_interval_seconds: float | None = None
+    columns: list[AddColumnsEntry] | None = None
+    indexes: list[CreateTableIndexRequest] | None = None
 
 
 class CreateMaterializedViewResponse(Response, kw_only=True):
@@ -1030,6 +1032,10 @@ class DescribeMaterializedViewResponse(Response, kw_only=True):
     query: str
     kind: str
     incarnation: str
+    columns: list[MaterializedViewColumn] | None = None
+    indexes: list[CreateTableIndexRequest] | None = None
+    auto_refresh: bool | None = None
+    auto_refresh_interval_seconds: float | None = None
 
 
 class DescribeNamespaceRequest(Request, kw_only=True):
@@ -2009,6 +2015,13 @@ class MatchQuery(Model, kw_only=True):
     prefix_length: Count32 | None = None
     terms: str
     document_granularity: str | None = None
+
+
+class MaterializedViewColumn(Model, kw_only=True):
+    name: str
+    function: str | None = None
+    expression: str | None = None
+    inputs: list[str]
 
 
 class MaterializedViewUdtfEntry(Model, kw_only=True):

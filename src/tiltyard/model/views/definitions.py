@@ -11,10 +11,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from lance_namespace.errors import InvalidInputError
+from lance_namespace.errors import InvalidInputError, InvalidTableStateError
 
 from tiltyard.model.columns.computed_columns import VIEW, parse_seconds, read_declaration
 from tiltyard.model.ids import DEFAULT_DELIMITER
@@ -50,7 +50,9 @@ class ViewDefinition:
     `query` is Spark SQL over tables of the catalog (for a select, Lance's), `udtf` the specification's
     MaterializedViewUdtfEntry as JSON, "" for a query. `database` is the id of the namespace that the query's names are
     relative to, "" for the root. With `auto_refresh` a view refreshes by itself, each `refresh_seconds` where that is
-    not 0.
+    not 0. `computed` has the columns that refreshes compute besides those of the query, by name, with the identities of
+    their declarations, which are in their fields. `indexes` are those that refreshes build and extend, each with the
+    fields of a CreateTableIndexRequest. Both are JSON, "" where there are none.
     """
 
     kind: ViewKind
@@ -59,12 +61,14 @@ class ViewDefinition:
     auto_refresh: bool = False
     database: str = ""
     refresh_seconds: float = 0.0
+    computed: str = ""
+    indexes: str = ""
 
     @property
     def digest(self) -> str:
         """The hash that identifies the definition. What came later is in it where it is set: other hashes stay."""
-        refreshes = {name: text for name, text in self._refresh_texts().items() if text}
-        parts = [self.kind, self.query, self.udtf, *filter(None, (self.database, refreshes))]
+        later = {name: text for name, text in self._later_texts().items() if text}
+        parts = [self.kind, self.query, self.udtf, *filter(None, (self.database, later))]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def source_id(self, name: str) -> str:
@@ -78,15 +82,27 @@ class ViewDefinition:
     def metadata(self) -> dict[str, str]:
         """Return the metadata of the schema; empty attributes are left out."""
         texts = {"kind": self.kind.value, "query": self.query, "udtf": self.udtf, "database": self.database}
-        return {f"{VIEW}{name}": text for name, text in {**texts, **self._refresh_texts()}.items() if text}
+        return {f"{VIEW}{name}": text for name, text in {**texts, **self._later_texts()}.items() if text}
 
-    def _refresh_texts(self) -> dict[str, str]:
-        """Return when the view refreshes by itself, as its metadata has it."""
+    def _later_texts(self) -> dict[str, str]:
+        """Return when the view refreshes by itself, and what with its rows, as its metadata has it."""
         seconds = f"{self.refresh_seconds:f}"
         return {
             "auto_refresh": "true" if self.auto_refresh else "",
             "refresh_seconds": seconds if float(seconds) else "",
+            "computed": self.computed,
+            "indexes": self.indexes,
         }
+
+    @property
+    def computed_columns(self) -> dict[str, str]:
+        """The identities of the columns that refreshes compute, by name. Raises InvalidTableStateError."""
+        return _decode(self.computed or "{}", dict[str, str], "computed")
+
+    @property
+    def index_requests(self) -> list[dict[str, Any]]:
+        """The indexes, each by the fields of a CreateTableIndexRequest. Raises InvalidTableStateError."""
+        return _decode(self.indexes or "[]", list[dict[str, Any]], "indexes")
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[bytes, bytes] | None) -> ViewDefinition | None:
@@ -98,9 +114,35 @@ class ViewDefinition:
         if kind not in list(ViewKind):
             return None
         auto_refresh = texts.get(f"{VIEW}auto_refresh") == "true"
-        query, udtf, database = (texts.get(f"{VIEW}{name}", "") for name in ("query", "udtf", "database"))
+        names = ("query", "udtf", "database", "computed", "indexes")
+        query, udtf, database, computed, indexes = (texts.get(f"{VIEW}{name}", "") for name in names)
         refresh_seconds = parse_seconds(texts.get(f"{VIEW}refresh_seconds", ""))
-        return cls(ViewKind(kind), query, udtf, auto_refresh, database, refresh_seconds)
+        return cls(ViewKind(kind), query, udtf, auto_refresh, database, refresh_seconds, computed, indexes)
+
+
+Decoded = TypeVar("Decoded")
+
+
+def _decode(text: str, kind: type[Decoded], name: str) -> Decoded:
+    """Parse JSON of a definition, which whoever can write the view can change, until its digest is compared."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidTableStateError(f"The definition of the view has no valid '{VIEW}{name}'.") from error
+
+
+DETERMINISTIC = "deterministic"
+"""The key of a chunker's envelope that says, by true, that it makes the same rows of the same input each time."""
+
+
+def own_columns(view: pa.Schema) -> tuple[str, ...]:
+    """Return the columns of a view that its definition makes: those of its query, and those that refreshes compute.
+
+    Raises InvalidTableStateError.
+    """
+    definition = ViewDefinition.from_metadata(view.metadata)
+    computed = {} if definition is None else definition.computed_columns
+    return (*query_columns(view), *(name for name in computed if name in view.names))
 
 
 _COLUMNS = f"{VIEW}columns"

@@ -39,6 +39,12 @@ class IndexSpec:
         """Return the distance type of a vector index."""
         return str(self.parameters.get("distance_type", "l2"))
 
+    @property
+    def training_rows(self) -> int:
+        """Return how many vectors the model of a vector index needs at least, whatever the table has."""
+        codebook = 2 << self.parameters.get("num_bits", 8) if self.kind.endswith("_PQ") else 0
+        return max(codebook, 2 * self.parameters.get("num_partitions", 1))
+
     def options(self, model: Mapping[str, Any]) -> dict[str, Any]:
         """Return pylance's options to build a segment, with those of a vector index's model."""
         if self.kind not in VECTOR_TYPES:

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-from uuid import uuid4
+from typing import TYPE_CHECKING
 
 import lance
 import lance_namespace as upstream
-from lance_namespace.errors import (
-    InvalidInputError,
-    TableAlreadyExistsError,
-    TableTagAlreadyExistsError,
-)
+from lance_namespace.errors import TableAlreadyExistsError, TableTagAlreadyExistsError
 
-from tiltyard.model.columns.index_types import parse_index_type
-from tiltyard.model.refusals import RefusedError
-from tiltyard.pipeline.indexes.job import validate_spec
-from tiltyard.pipeline.indexes.segments import build_segments, commit_empty_index, create_whole_index
-from tiltyard.pipeline.plans.plan_file import IndexPlan
+from tiltyard.pipeline.indexes.staged import build_staged_index, staged_version
 from tiltyard.pipeline.plans.rows import WrittenTable
-from tiltyard.pipeline.table_location import CatalogConnection, TableLocation
+from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.writing.commit import find_run_version
 from tiltyard.pipeline.writing.target_table import WriteMode, commit_first_version
 from tiltyard.publishing import Publication, publish
-from tiltyard.publishing.staged import SingleVersionNamespace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,22 +23,6 @@ if TYPE_CHECKING:
 
     from tiltyard.pipeline.catalog_client import Table
     from tiltyard.pipeline.runs import Run
-
-
-@dataclass(frozen=True, slots=True)
-class StagedTableLocation(TableLocation):
-    """A table at a version that only its publication knows, for tasks that build its indexes."""
-
-    staged: Mapping[str, Any]
-
-    def open(self, version: int | None, branch: str | None = None, block_size: int | None = None) -> lance.LanceDataset:
-        """Open the table at that version; no other, and no branch."""
-        assert branch is None
-        assert version in (None, self.staged["version"])
-        namespace = SingleVersionNamespace(self.uri, self.options, upstream.TableVersion(**self.staged))
-        options = dict(self.options) or None
-        table = list(self.table)
-        return lance.dataset(namespace_client=namespace, table_id=table, block_size=block_size, storage_options=options)
 
 
 def publish_tables(
@@ -75,7 +48,8 @@ def publish_tables(
                 raise _PublishedError(versions)
             for table in tables:
                 for index in table.plan.indexes:
-                    _build_index(block, spark, table, index)
+                    target = table.target
+                    build_staged_index(table.run, block, spark, target.table, target.location, index.spec())
                     on_index(table.name)
             run.check()
             return {table.name: _latest_version(block, table.target.table) for table in tables}
@@ -144,34 +118,5 @@ def _stage(block: Publication, table: WrittenTable) -> None:
         commit_first_version(target, block, transaction)
 
 
-def _build_index(block: Publication, spark: SparkSession, table: WrittenTable, index: IndexPlan) -> None:
-    """Build an index of the staged rows. Raises InvalidInputError."""
-    catalog_table, spec = table.target.table, index.spec()
-    dataset = catalog_table.dataset(client=block)
-    location = table.target.location
-    staged = _staged_version(block, catalog_table).model_dump()
-    try:
-        staged_location = StagedTableLocation(
-            location.uri, location.options, location.connection, location.table, staged
-        )
-        spec = validate_spec(spec, dataset.schema)
-        if not parse_index_type(spec.kind).is_distributed:
-            create_whole_index(dataset, spec, str(uuid4()))
-            return
-        if not dataset.get_fragments():
-            commit_empty_index(dataset, spec, str(uuid4()))
-            return
-        segments = build_segments(table.run, spark, staged_location, dataset, None, spec)
-    except (RefusedError, InvalidInputError) as refusal:
-        raise InvalidInputError(f"The index {spec.name} of {table.name}: {refusal}") from refusal
-    dataset.commit_existing_index_segments(spec.name, spec.column, segments)
-
-
 def _latest_version(block: Publication, table: Table) -> int:
-    return int(_staged_version(block, table).version)
-
-
-def _staged_version(block: Publication, table: Table) -> upstream.TableVersion:
-    """Return the newest version of a table in the publication."""
-    request = upstream.ListTableVersionsRequest(id=table.id, descending=True, limit=1)
-    return block.list_table_versions(request).versions[0]
+    return int(staged_version(block, table).version)

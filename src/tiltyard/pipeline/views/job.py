@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Unpack
 
 from lance_namespace.errors import (
@@ -40,7 +40,10 @@ from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import LazySession, isolate_session, started
 from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.table_location import CatalogConnection
+from tiltyard.pipeline.views.computed_columns import column_functions, find_code, find_reusable
+from tiltyard.pipeline.views.computed_values import ReusableValues, ViewColumn
 from tiltyard.pipeline.views.planning import (
+    QueryPart,
     RefreshOptions,
     RefreshPlan,
     ViewQuery,
@@ -48,6 +51,7 @@ from tiltyard.pipeline.views.planning import (
     decide,
     decide_full,
 )
+from tiltyard.pipeline.views.publication import index_spec, publish_with_indexes
 from tiltyard.pipeline.views.query_analysis import (
     QueryShape,
     analyze_query,
@@ -55,7 +59,7 @@ from tiltyard.pipeline.views.query_analysis import (
     needed_columns,
     query_shape,
 )
-from tiltyard.pipeline.views.row_writer import ViewWriter, register_schemas, truncate
+from tiltyard.pipeline.views.row_writer import ViewWriter, is_repeatable, register_schemas, truncate
 from tiltyard.pipeline.views.sources import SourceTable, pin_sources, reopen_sources
 from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable
 from tiltyard.pipeline.writing.fragments import (
@@ -75,6 +79,9 @@ from tiltyard.view_refresh.source_changes import FullRefreshRequiredError, leave
 if TYPE_CHECKING:
     import lance
     from pyspark.sql import SparkSession
+
+    from tiltyard.model.columns.computed_columns import UdfDeclaration
+    from tiltyard.view_refresh.removal import Addresses
 
 _CHECKPOINT_KEY = "plan"
 _MAX_TRIES = 20
@@ -125,13 +132,14 @@ def refresh(
         raise InvalidTableStateError("The definition of the view was changed after this refresh was submitted.")
     if output_limit is not None and view.kind is not ViewKind.CHUNKER:
         raise InvalidInputError(f"Only a chunker's view has an output limit, and this one is a {view.kind}.")
-    if view.kind is not ViewKind.QUERY:
+    code = find_code(view, job_table.latest().schema)
+    if code or view.kind is not ViewKind.QUERY:
         check_client_code_allowed()
-    policy = _make_policy(view.kind, rejects, call)
+    policy = _make_policy(view.kind, rejects, call, has_code=bool(code))
     options = RefreshOptions(full, output_limit, max_join_rows, max_groups)
     folder = absolute_path(rejects) if rejects else None
     work = _Refresh(
-        run, catalog, isolate_session(started(spark)), job_table, view, options, rows_per_fragment, policy, folder
+        run, catalog, isolate_session(started(spark)), job_table, view, code, options, rows_per_fragment, policy, folder
     )
     try:
         return work.run_rounds(source_version, sources)
@@ -140,11 +148,13 @@ def refresh(
         raise InvalidInputError(str(refusal)) from refusal
 
 
-def _make_policy(kind: ViewKind, rejects: str | None, options: CallOptions) -> CallPolicy:
-    """Return how the view's code is called. Raises RefusedError for what its kind cannot."""
-    policy = make_policy(options, has_function=kind is not ViewKind.QUERY, rejects=rejects)
+def _make_policy(kind: ViewKind, rejects: str | None, options: CallOptions, *, has_code: bool) -> CallPolicy:
+    """Return how the view's code is called, of rows and of columns. Raises RefusedError for what its kind cannot."""
+    policy = make_policy(options, has_function=has_code or kind is not ViewKind.QUERY, rejects=rejects)
     if kind is not ViewKind.CHUNKER and rejects is not None:
         raise RefusedError("rejects is a folder for rows that a chunker fails on: leave it out.")
+    if policy.on_error == "park" and kind is ViewKind.QUERY:
+        raise RefusedError("on_error is park, which keeps rows that a chunker fails on: with null they have no value.")
     if policy.on_error == "park" and rejects is None:
         raise RefusedError("on_error is park: name a folder for such rows (--rejects).")
     if kind is ViewKind.UDTF and (policy.isolates_rows or policy.batch_bytes):
@@ -161,12 +171,15 @@ class _Refresh:
     spark: SparkSession
     job_table: JobTable
     definition: ViewDefinition
+    code: Mapping[str, UdfDeclaration]
     options: RefreshOptions
     rows_per_fragment: int
     policy: CallPolicy
     rejects: str | None
     changes: dict[str, NetChanges] = field(default_factory=dict)
     """What changed in tables, as the current plan has it."""
+    removed: dict[int, Addresses] = field(default_factory=dict)
+    """The addresses of the rows that the current plan removes, by the version of the view that they are of."""
 
     def run_rounds(self, version: int | None, allowed: Mapping[str, str] | None) -> Mapping[str, object]:
         """Plan, compute and commit, again if others wrote to the view meanwhile; return the figures.
@@ -176,7 +189,7 @@ class _Refresh:
         for _ in range(_MAX_TRIES):
             plan = self._load_plan()
             if plan is not None and (version := self._find_commit(plan)) is not None:
-                return self._figures(plan, version, 0, 0)  # whatever has become of the versions that it has read
+                return self._figures(plan, version)  # whatever has become of the versions that it has read
             sources = reopen_sources(self.catalog, plan.sources) if plan else None
             if plan is None or sources is None:  # a pinned version may have been removed since
                 self.discard_plan()
@@ -186,7 +199,7 @@ class _Refresh:
                 plan = self._make_plan(sources)
             self.run.progress(mode=_mode(plan), reason=plan.reason)
             if plan.incremental and not plan.parts:
-                return self._figures(plan, plan.base, 0, 0)
+                return self._figures(plan, plan.base)
             try:
                 return self._execute(plan, sources)
             except CommitConflictError:
@@ -201,6 +214,7 @@ class _Refresh:
         With `why_full`, that plan is to compute all rows.
         """
         self.changes.clear()
+        self.removed.clear()
         if (plan := self._load_plan()) is None:
             return
         discarded = json.dumps({"given_up": plan.attempt, "why_full": why_full})
@@ -230,7 +244,7 @@ class _Refresh:
         frame = analyze_query(self.spark, query)
         is_udtf = self.definition.kind is ViewKind.UDTF
         shape = QueryShape("a UDTF sees all rows at once") if is_udtf else query_shape(frame, query)
-        view_query = ViewQuery(self.definition, shape, needed_columns(frame))
+        view_query = ViewQuery(self.definition, shape, needed_columns(frame), is_repeatable(self.definition))
 
         def read_changes(name: str, since: int) -> NetChanges:
             self.changes[name] = _find_changes(sources[name], since, view_query.needed)
@@ -264,12 +278,7 @@ class _Refresh:
         if limit is not None and plan.incremental:
             limit -= view.count_rows()
         results, is_complete = self._write_parts(plan, sources, target, limit)
-        removed = [
-            fragment
-            for part, result in zip(plan.parts, results, strict=False)  # those after the limit are not computed
-            if part.removes
-            for fragment in result.fragments
-        ]
+        removed = _removed_fragments(plan, results)
         results = [result for part, result in zip(plan.parts, results, strict=False) if not part.removes]
         fragments = [fragment for result in results for fragment in result.fragments]
         rows, unused = sum(result.rows for result in results), tuple[str, ...]()
@@ -279,7 +288,7 @@ class _Refresh:
         made = ViewLineage(plan.sources, self.definition.digest, cut=not is_complete)
         version = self._commit(plan, target, fragments, removed, made)
         delete_fragment_files(target.location, [*unused, *removed])
-        return self._figures(plan, version, rows, len(fragments))
+        return self._figures(plan, version, rows, len(fragments), results)
 
     def _load_part(self, key: str, target: FragmentTarget) -> WriteResult | None:
         """Return what an earlier driver has written of a part, if its files still exist."""
@@ -302,16 +311,21 @@ class _Refresh:
         writer = ViewWriter(
             self.run, self.spark, str(self.job_table.table), self.definition, sources, target, needed, self.policy,
             self.rejects, storage, self.changes, plan.groups,
+            column_functions(self.code, target.schema, self.policy),
         )  # fmt: skip
         results: list[WriteResult] = []
+        if self.code and not plan.since:
+            writer = replace(writer, reusable=self._find_reusable(plan, target, results))
         if len(plan.parts) > 1:  # of a single part, Spark's tasks are the progress
             self.run.progress(parts=0, parts_total=len(plan.parts))
         for number, key in enumerate(self._part_keys(plan)):
             if limit is not None and sum(result.rows for result in results) >= limit:
                 return results, False
-            result = self._load_part(key, target)
+            part, result = plan.parts[number], self._load_part(key, target)
             if result is None:
-                result = writer.write_part(plan.parts[number], number)
+                if self.code and plan.since and not part.removes and not writer.reusable:
+                    writer = replace(writer, reusable=self._find_reusable(plan, target, results))
+                result = self._write_part(writer, part, number)
                 self.run.save_checkpoint(key, result.to_json())
             results.append(result)
             if (rejected := sum(result.rejected for result in results)) or self.rejects is not None:
@@ -324,6 +338,39 @@ class _Refresh:
                 parts_total=len(plan.parts),
             )
         return results, True
+
+    def _write_part(self, writer: ViewWriter, part: QueryPart, number: int) -> WriteResult:
+        """Write a part. Raises RefusedError, and FullRefreshRequiredError if code fails on rows as they were."""
+        try:
+            return writer.write_part(part, number)
+        except RefusedError as error:
+            if part.removes and self.definition.kind is ViewKind.CHUNKER:
+                raise FullRefreshRequiredError(f"the chunker fails on a row as it was: {error}") from error
+            raise
+
+    def _find_reusable(
+        self, plan: RefreshPlan, target: FragmentTarget, results: Sequence[WriteResult]
+    ) -> dict[str, ReusableValues]:
+        """Return values of columns that the rows to replace have in the view. Raises FullRefreshRequiredError."""
+        view = self.job_table.table.dataset(plan.base)
+        addresses = None
+        if plan.incremental:
+            addresses = self._find_removed_rows(plan, view, target, _removed_fragments(plan, results))
+        return find_reusable(view, self.job_table.table.location(), self.definition, self.code, addresses)
+
+    def _find_removed_rows(
+        self, plan: RefreshPlan, view: lance.LanceDataset, target: FragmentTarget, removed: Sequence[str]
+    ) -> Addresses:
+        """Return the addresses of the rows that an incremental plan replaces. Raises FullRefreshRequiredError."""
+        version = int(view.version)
+        if version not in self.removed:
+            if plan.groups is not None:
+                found = find_group_rows(view, plan.groups.view_values)
+            else:
+                columns = query_columns(view.schema)
+                found = find_equal_rows(view, read_fragments(target.location, removed, columns), columns)
+            self.removed[version] = found
+        return self.removed[version]
 
     def _commit(
         self,
@@ -345,13 +392,27 @@ class _Refresh:
             self.run.check()
             try:
                 properties = {LINEAGE_PROPERTY: made.to_json()}
-                removal = _find_removed_rows(plan, latest, target, removed)
+                removal = self._remove_rows(plan, latest, target, removed)
                 self.run.progress(removed=removal.rows)
                 operation = removal.with_rows(parse_fragments(fragments))
-                return self.job_table.commit(latest, operation, self.run, properties=properties)
+                specs = [index_spec(request) for request in self.definition.index_requests]
+                if not specs:
+                    return self.job_table.commit(latest, operation, self.run, properties=properties)
+                transaction = self.job_table.transaction(latest, operation, self.run, properties=properties)
+                return publish_with_indexes(
+                    self.run, self.catalog, self.spark, self.job_table, latest, transaction, specs
+                )
             except CommitConflictError:
                 continue
         raise ConcurrentModificationError("The view's indexes and files keep changing: refresh it again.")
+
+    def _remove_rows(
+        self, plan: RefreshPlan, view: lance.LanceDataset, target: FragmentTarget, removed: Sequence[str]
+    ) -> Removal:
+        """Return the view's fragments without the rows that a plan replaces. Raises FullRefreshRequiredError."""
+        if not plan.incremental:
+            return Removal(view.count_rows(), (), tuple(fragment.fragment_id for fragment in view.get_fragments()))
+        return remove_rows(view, self._find_removed_rows(plan, view, target, removed))
 
     def _check_rows_unchanged(self, plan: RefreshPlan, latest: lance.LanceDataset) -> None:
         """Raise CommitConflictError unless the view's rows are those of the version that was planned on."""
@@ -374,11 +435,20 @@ class _Refresh:
         """Return the keys of the parts' checkpoints."""
         return [f"part-{plan.attempt}-{number}" for number in range(len(plan.parts))]
 
-    def _figures(self, plan: RefreshPlan, version: int, rows: int, fragments: int) -> Mapping[str, object]:
+    def _figures(
+        self, plan: RefreshPlan, version: int, rows: int = 0, fragments: int = 0, results: Sequence[WriteResult] = ()
+    ) -> Mapping[str, object]:
         sources = json.dumps({name: origin.version for name, origin in plan.sources.items()})
         figures = {"mode": _mode(plan), "reason": plan.reason, "sources": sources, "version": version}
-        left_null = AddedColumns.of(self.job_table.latest().schema).figures()
-        return {**figures, **left_null, "rows": rows, "fragments": fragments}
+        schema = self.job_table.latest().schema
+        functions = column_functions(self.code, schema, self.policy)
+        left_null = AddedColumns.of(schema, code={name: ViewColumn(each) for name, each in functions.items()}).figures()
+        columns = {
+            "computed": sum(result.columns.computed for result in results),
+            "reused": sum(result.columns.reused for result in results),
+            "rows_failed": sum(result.columns.failed for result in results),
+        }
+        return {**figures, **left_null, **(columns if self.code else {}), "rows": rows, "fragments": fragments}
 
 
 def _find_changes(source: SourceTable, since: int, needed: Collection[str]) -> NetChanges:
@@ -392,13 +462,11 @@ def _mode(plan: RefreshPlan) -> str:
     return "incremental" if plan.parts else "unchanged"
 
 
-def _find_removed_rows(
-    plan: RefreshPlan, view: lance.LanceDataset, target: FragmentTarget, removed: Sequence[str]
-) -> Removal:
-    """Return the view's fragments without the rows that a plan replaces. Raises FullRefreshRequiredError."""
-    if not plan.incremental:
-        return Removal(view.count_rows(), (), tuple(fragment.fragment_id for fragment in view.get_fragments()))
-    if plan.groups is not None:
-        return remove_rows(view, find_group_rows(view, plan.groups.view_values))
-    columns = query_columns(view.schema)
-    return remove_rows(view, find_equal_rows(view, read_fragments(target.location, removed, columns), columns))
+def _removed_fragments(plan: RefreshPlan, results: Sequence[WriteResult]) -> list[str]:
+    """Return what was written of the rows to remove; parts after a limit have no result."""
+    return [
+        fragment
+        for part, result in zip(plan.parts, results, strict=False)
+        if part.removes
+        for fragment in result.fragments
+    ]

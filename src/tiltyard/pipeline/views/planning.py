@@ -115,11 +115,16 @@ class RefreshOptions:
 
 @dataclass(frozen=True, slots=True)
 class ViewQuery:
-    """A view's query: its shape by the names that it has for its tables, and the columns `needed` that it reads."""
+    """A view's query: its shape by the names that it has for its tables, and the columns `needed` that it reads.
+
+    `is_repeatable` says whether rows that were changed can be computed again as they were: the view's code is
+    deterministic, or there is none.
+    """
 
     definition: ViewDefinition
     shape: QueryShape
     needed: frozenset[str]
+    is_repeatable: bool
 
 
 def columns_to_read(source: SourceTable, needed: Collection[str]) -> list[str]:
@@ -201,15 +206,16 @@ class _Changes:
         """Decide what to compute. Raises FullRefreshRequiredError."""
         if not (self.added or self.changed):
             return Decision([], incremental=True, reason="no rows were added")
-        kind = query.definition.kind
-        if self.changed and kind is not ViewKind.QUERY:
+        if self.changed and not query.is_repeatable:
             raise FullRefreshRequiredError(next(reason for _, reason in self.changed.values()))
+        if self.changed and options.limit is not None:
+            raise FullRefreshRequiredError("rows were changed, and the view has an output limit")
         if not query.shape.why_all_rows:
             return self._follow_rows({}, read_changes)
         table, *others = [*self.added, *self.changed]
         name = query.definition.source_name(table)
-        is_grouped = name in query.shape.keys
-        if kind is not ViewKind.QUERY or not (is_grouped or name in query.shape.linear):
+        is_grouped = name in query.shape.keys and query.definition.kind is ViewKind.QUERY
+        if not query.is_repeatable or not (is_grouped or name in query.shape.linear):
             raise FullRefreshRequiredError(query.shape.why_all_rows)
         if others:
             raise FullRefreshRequiredError(f"{query.shape.why_all_rows}, and {table} and {others[0]} were both changed")
@@ -235,15 +241,17 @@ class _Changes:
 
     def _follow_rows(self, unchanged: Mapping[str, list[int]], read_changes: ReadChanges) -> Decision:
         """Run the query on rows that were added, and on rows that were changed, as they were and as they are."""
-        parts = [
+        added = [
             replace(part, fragments={**part.fragments, **unchanged})
             for part in split_into_parts(self.sources, self.added)
         ]
         since = {name: version for name, (version, _) in self.changed.items()}
+        removing: list[QueryPart] = []
         for name, version in since.items():
             changes = read_changes(name, version)
-            parts += [QueryPart(unchanged, name, removes=True)] if changes.lost else []
-            parts += [QueryPart(unchanged, name)] if changes.gained else []
+            removing += [QueryPart(unchanged, name, removes=True)] if changes.lost else []
+            added += [QueryPart(unchanged, name)] if changes.gained else []
+        parts = [*removing, *added]  # what is removed first: its values may be those of rows that are added
         if not parts:
             return Decision([], incremental=True, reason="no rows that the view shows were changed")
         reason = "rows were only added"

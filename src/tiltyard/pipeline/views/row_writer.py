@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,8 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.sql_text import quote_identifier
-from tiltyard.model.views.definitions import ViewDefinition, ViewKind, query_columns
+from tiltyard.model.views.definitions import DETERMINISTIC, ViewDefinition, ViewKind, query_columns
+from tiltyard.pipeline.backfill.tasks import ColumnFunction
 from tiltyard.pipeline.datasource.dataframes import TaskRows, plan_version_scan, read_frame
 from tiltyard.pipeline.datasource.spark_types import arrow_schema
 from tiltyard.pipeline.functions.call_policy import CallPolicy
@@ -25,8 +26,10 @@ from tiltyard.pipeline.functions.calls import GuardedFunction
 from tiltyard.pipeline.functions.user_functions import PickledFunction
 from tiltyard.pipeline.openlineage.emitter import record_frame
 from tiltyard.pipeline.runs import Run
+from tiltyard.pipeline.session import task_slots
 from tiltyard.pipeline.sources.casts import ColumnMapping, ColumnSelection, map_to_table, select_columns
 from tiltyard.pipeline.spark_tasks import run_partitions, run_tasks
+from tiltyard.pipeline.views.computed_values import ReusableValues, ViewColumn
 from tiltyard.pipeline.views.group_keys import GroupKeys
 from tiltyard.pipeline.views.planning import QueryPart
 from tiltyard.pipeline.views.query_analysis import analyze_query
@@ -42,12 +45,14 @@ from tiltyard.pipeline.views.tasks import (
 from tiltyard.pipeline.writing.fragments import FragmentRows, FragmentTarget, parse_fragments
 from tiltyard.pipeline.writing.row_sources import write_partitions
 from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec
-from tiltyard.view_refresh.added_columns import AddedColumns
+from tiltyard.view_refresh.added_columns import AddedColumns, ColumnCounts
 from tiltyard.view_refresh.net_changes import NetChanges
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_ROWS_PER_CODE_TASK = 32
+"""How many changed rows of a source are worth a task of their own, where code computes columns."""
 _CHUNKER_BATCH_ROWS = "1000"
 """How many rows a chunker is called with at once, for each may become many."""
 
@@ -63,7 +68,8 @@ class ViewWriter:
     """Compute and write the rows of parts of the sources; of the sources, only the columns `needed` are read.
 
     `policy` says how the view's code is called; rows that are parked are written to the folder `rejects`. `changes` are
-    those of the tables that parts name as changed. Of a table with `groups`, only their rows are read.
+    those of the tables that parts name as changed. Of a table with `groups`, only their rows are read. `columns` are
+    computed by code, but for values that are `reusable`.
     """
 
     run: Run
@@ -78,6 +84,8 @@ class ViewWriter:
     storage: Mapping[str, str]
     changes: Mapping[str, NetChanges]
     groups: GroupKeys | None
+    columns: Mapping[str, ColumnFunction] = field(default_factory=dict)
+    reusable: Mapping[str, ReusableValues] = field(default_factory=dict)
 
     def write_part(self, part: QueryPart, number: int) -> WriteResult:
         """Write the rows of a part; nothing is committed. Raises RefusedError, RunCanceledError."""
@@ -85,16 +93,37 @@ class ViewWriter:
             frame = read_frame(self.spark, source.dataset.schema, self._plan_scan(part, source), self.needed)
             _register(self.definition.source_name(name), frame)
         frame = analyze_query(self.spark, self.definition.query)
-        schema = self.target.schema
-        added = AddedColumns(schema, (), ()) if part.removes else AddedColumns.of(schema)
-        results = self._write_query(frame, number, added)
+        if part.removes:
+            # Rows that the code fails on are not known to be in the view, whatever became of them when they were added.
+            plain = replace(self, policy=replace(self.policy, on_error="fail"), rejects=None)
+            results = plain._write_query(frame, number, AddedColumns(self.target.schema, (), ()))
+        else:
+            results = self._write_query(self._spread(frame, part), number, self._added_columns())
         return WriteResult(
             tuple(fragment for result in results for fragment in result.fragments),
             sum(result.rows for result in results),
             sum(result.rejected for result in results),
             sum(result.size for result in results),
             {},
+            ColumnCounts(
+                sum(result.columns.computed for result in results),
+                sum(result.columns.reused for result in results),
+                sum(result.columns.failed for result in results),
+            ),
         )
+
+    def _added_columns(self) -> AddedColumns:
+        """Return how the columns besides those of the query are computed."""
+        code = {name: ViewColumn(function, self.reusable.get(name)) for name, function in self.columns.items()}
+        return AddedColumns.of(self.target.schema, code=code)
+
+    def _spread(self, frame: DataFrame, part: QueryPart) -> DataFrame:
+        """Spread changed rows over tasks where code computes columns of them: that takes longer than to read them."""
+        if not (self.columns and part.changed):
+            return frame
+        rows = sum(map(len, self.changes[part.changed].gained))
+        tasks = min(task_slots(self.spark), -(-rows // _ROWS_PER_CODE_TASK))
+        return frame if tasks <= len(self.changes[part.changed].gained) else frame.repartition(tasks)
 
     def _plan_scan(self, part: QueryPart, source: SourceTable) -> Sequence[TaskRows]:
         """Return tasks that read a part's rows of a source."""
@@ -146,7 +175,7 @@ class ViewWriter:
     ) -> WriteSpec:
         return WriteSpec(
             self.run.id, self.target, columns, code, table_columns, (), self.rejects, self.storage, hides_rows=True,
-            added=added,
+            added=added, column_resources=self.policy.resources if self.columns else (),
         )  # fmt: skip
 
 
@@ -205,6 +234,16 @@ def parse_view_code(
     outputs = _output_columns(envelope, view, query_columns)
     batch = udtf.get("batch")
     return Chunker(name, code, inputs, outputs, view, bool(envelope.get("batch") if batch is None else batch))
+
+
+def is_repeatable(definition: ViewDefinition) -> bool:
+    """Return whether a view's rows can be computed again as they were: by no code, or a deterministic chunker's.
+
+    Raises InvalidInputError.
+    """
+    if definition.kind is not ViewKind.CHUNKER:
+        return definition.kind is ViewKind.QUERY
+    return _parse_envelope(json.loads(definition.udtf)["udtf"], "chunker_payload").get(DETERMINISTIC) is True
 
 
 def _output_columns(envelope: Mapping[str, Any], view: pa.Schema, query_columns: Sequence[str]) -> tuple[str, ...]:

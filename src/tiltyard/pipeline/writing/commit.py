@@ -187,12 +187,23 @@ class JobTable:
         rows break the table's primary key), InvalidInputError (they lack one of its columns) where nothing was
         committed, else what Lance raises.
         """
-        made_from = {} if self.lineage is None else self.lineage.of_run(run.id).to_properties()
-        transaction_properties = {**(properties or {}), **made_from, RUN_PROPERTY: run.id, _STEP_PROPERTY: step}
-        transaction = Transaction(dataset.version, operation, str(uuid.uuid4()), transaction_properties)
+        transaction = self.transaction(dataset, operation, run, step, properties)
         version = self._commit(dataset, transaction, verify)
         self.index_lineage(version)
         return version
+
+    def transaction(
+        self,
+        dataset: lance.LanceDataset,
+        operation: lance.LanceOperation.BaseOperation,
+        run: Run,
+        step: str = "",
+        properties: Mapping[str, str] | None = None,
+    ) -> Transaction:
+        """Return the transaction of a commit on top of `dataset`, with what `commit` records in it."""
+        made_from = {} if self.lineage is None else self.lineage.of_run(run.id).to_properties()
+        transaction_properties = {**(properties or {}), **made_from, RUN_PROPERTY: run.id, _STEP_PROPERTY: step}
+        return Transaction(dataset.version, operation, str(uuid.uuid4()), transaction_properties)
 
     def commit_plan(
         self, run: Run, since: int, plan: CommitPlan, *, properties: Mapping[str, str] | None = None

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +27,7 @@ from tiltyard.pipeline.sources.text_blocks import RejectedRow
 from tiltyard.pipeline.table_location import TableLocation
 from tiltyard.pipeline.writing.fragments import FragmentTarget, delete_fragment_files, write_batches
 from tiltyard.pipeline.writing.quality_checks import CheckCounter
-from tiltyard.view_refresh.added_columns import AddedColumns
+from tiltyard.view_refresh.added_columns import AddedColumns, ColumnCounts
 
 _MAX_ROW_TEXT = 1000
 
@@ -41,9 +41,9 @@ class WriteSpec:
     `rejects` is a folder for rows that do not fit, with the run's id in the names of its files; without it, such a row
     ends the job, and is quoted in the error unless `hides_rows`: a job's error has more readers than its source. Rows
     in which one of the `keys` is null do not fit. With `added`, the rows are those of a view's query, and get the
-    columns that were added to the view. With `may_sync_later` results may say what makes their files durable. Rows that
-    fail one of the `rejecting` checks, those of the table's contract, are parked in the folder of rejects, or else in
-    the table's own.
+    other columns of the view, whose code needs `column_resources`. With `may_sync_later` results may say what makes
+    their files durable. Rows that fail one of the `rejecting` checks, those of the table's contract, are parked in the
+    folder of rejects, or else in the table's own.
     """
 
     run: str
@@ -59,11 +59,12 @@ class WriteSpec:
     added: AddedColumns | None = None
     may_sync_later: bool = False
     rejecting: tuple[QualityCheck, ...] = ()
+    column_resources: tuple[tuple[str, str], ...] = ()
 
     @property
     def resources(self) -> tuple[tuple[str, str], ...]:
         """Return what Spark reserves for each task."""
-        return self.udf.resources if self.udf else ()
+        return self.udf.resources if self.udf else self.column_resources
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +76,24 @@ class WriteResult:
     rejected: int
     size: int
     failures: Mapping[str, int]
+    columns: ColumnCounts = field(default_factory=ColumnCounts)
+    """Values of a view's columns of code."""
     sync: Future[None] | None = field(default=None, compare=False)
     """What makes the files durable, where that goes on."""
 
     def to_json(self) -> str:
         """Serialize for the run's checkpoint."""
         fields = {"fragments": self.fragments, "rows": self.rows, "rejected": self.rejected, "size": self.size}
-        return json.dumps({**fields, "wrong": self.failures})
+        return json.dumps({**fields, "wrong": self.failures, "columns": asdict(self.columns)})
 
     @classmethod
     def from_json(cls, text: str) -> WriteResult:
         """Deserialize from a checkpoint."""
         fields = json.loads(text)
-        return cls(tuple(fields["fragments"]), fields["rows"], fields["rejected"], fields["size"], fields["wrong"])
+        columns = ColumnCounts(**fields.get("columns", {}))
+        return cls(
+            tuple(fields["fragments"]), fields["rows"], fields["rejected"], fields["size"], fields["wrong"], columns
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +133,8 @@ def write_rows(spec: WriteSpec, rows: RowStream, key: str) -> WriteResult:
                     count += row.num_rows
                     yield row
 
-    whole = valid_rows() if spec.added is None else spec.added.add(valid_rows())
+    columns = ColumnCounts()
+    whole = valid_rows() if spec.added is None else spec.added.add(valid_rows(), counts=columns)
     fragments = write_batches(spec.target, whole)
     try:
         rejects.flush()
@@ -135,7 +142,7 @@ def write_rows(spec: WriteSpec, rows: RowStream, key: str) -> WriteResult:
         delete_fragment_files(spec.target.location, fragments)
         raise
     size = sum(file.get("file_size_bytes") or 0 for fragment in fragments for file in json.loads(fragment)["files"])
-    return WriteResult(tuple(fragments), count, rejects.count, size, counter.failures)
+    return WriteResult(tuple(fragments), count, rejects.count, size, counter.failures, columns)
 
 
 def write_partition(spec: WriteSpec, number: int, batches: Iterator[pa.RecordBatch]) -> WriteResult | str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,19 @@ _REPLAYABLE_BATCHES = 4
 """Batches at the start of a body that can be read a second time."""
 
 
+@dataclass(frozen=True, slots=True)
+class EmptyBody:
+    """The body of a table without rows that the server itself makes: what its columns declare has been authorized."""
+
+    schema: pa.Schema
+    size: int = 0
+    failure: None = None
+
+    def reader(self) -> pa.RecordBatchReader:
+        """Return a reader without batches."""
+        return pa.RecordBatchReader.from_batches(self.schema, [])
+
+
 class IncomingRows:
     """The rows of an Arrow body, read once: as a whole if it is small, batch by batch if it streams in.
 
@@ -34,7 +48,7 @@ class IncomingRows:
         """Read the schema. Raises InvalidInputError for a body that is no Arrow IPC stream."""
         self._data = data
         reader = data.reader()
-        plain_schema = without_declarations(reader.schema)
+        plain_schema = None if isinstance(data, EmptyBody) else without_declarations(reader.schema)
         self._reader = reader if plain_schema is None else reader.cast(plain_schema)
         self._failure: BaseException | None = None
         self._first_batches: list[pa.RecordBatch] = []

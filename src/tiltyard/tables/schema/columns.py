@@ -22,7 +22,7 @@ from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.arrow_json import from_json, parse_type
 from tiltyard.model.schemas.column_names import check_column_name, check_new_columns
 from tiltyard.model.spec import models
-from tiltyard.model.views.definitions import ViewDefinition, query_columns
+from tiltyard.model.views.definitions import ViewDefinition, own_columns, query_columns
 from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.tables.commits.recovery import GONE
 from tiltyard.tables.lance_sql.amplification import check_growth
@@ -236,7 +236,7 @@ def alter_table_alter_columns(
         _check_alterations(dataset, alterations)
         moved = [entry["path"] for entry in alterations if "data_type" in entry or "name" in entry]
         check_no_source(dataset, moved)
-        _check_not_of_query(dataset, [entry["path"] for entry in alterations if "name" in entry])
+        _check_not_of_view(dataset, [entry["path"] for entry in alterations if "name" in entry])
         check_lossless(dataset, {entry["path"]: entry["data_type"] for entry in alterations if "data_type" in entry})
         dataset.alter_columns(*alterations)  # type: ignore[arg-type]  # annotated as if each were a list
 
@@ -255,6 +255,7 @@ def _alter_virtual(
             raise InvalidInputError("What computes a column is altered in a request of its own, once for each column.")
 
     def change(dataset: lance.LanceDataset) -> None:
+        _check_not_of_view(dataset, paths)
         dataset.update_field_metadata(
             {entry.path: altered_metadata(ctx, dataset, request.id, entry) for entry in request.alterations}
         )
@@ -333,7 +334,7 @@ def alter_table_drop_columns(
         for path in columns:
             find_field(dataset, path)
         check_no_source(dataset, columns, dropped=columns)
-        _check_not_of_query(dataset, columns)
+        _check_not_of_view(dataset, columns)
         if not set(dataset.schema.names).difference(columns):
             raise InvalidInputError("A table keeps at least one column: drop the table instead.")
         dataset.drop_columns(columns)
@@ -342,15 +343,16 @@ def alter_table_drop_columns(
     return models.AlterTableDropColumnsResponse(version=version)
 
 
-def _check_not_of_query(dataset: lance.LanceDataset, paths: Sequence[str]) -> None:
-    """Raise InvalidInputError for a column that a view's query makes: each refresh makes it again, by that name."""
+def _check_not_of_view(dataset: lance.LanceDataset, paths: Sequence[str]) -> None:
+    """Raise InvalidInputError for a column that a view's definition makes: each refresh makes it, by that name."""
     if ViewDefinition.from_metadata(dataset.schema.metadata) is None:
         return
-    made = query_columns(dataset.schema)
+    made, own = query_columns(dataset.schema), own_columns(dataset.schema)
     for path in paths:
-        if path_names(path)[0] in made:
+        if (name := path_names(path)[0]) in own:
+            maker = "query" if name in made else "definition"
             raise InvalidInputError(
-                f"The view's query makes the column '{path}': create another view, with a query that makes what you "
+                f"The view's {maker} makes the column '{path}': create another view, with one that makes what you "
                 "want. Only columns that were added to a view are renamed and dropped."
             )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -58,16 +59,7 @@ def virtual_fields(ctx: Context, names: Sequence[str] | None, entry: models.AddC
     virtual = entry.virtual_column
     assert virtual is not None
     check_udfs(ctx, names)
-    declaration = UdfDeclaration(
-        name=_require_text("udf_name", virtual.udf_name),
-        version=_require_text("udf_version", virtual.udf_version),
-        code=_check_code(virtual.udf),
-        inputs=tuple(virtual.input_columns),
-        image=check_image(ctx, virtual.image),
-        backend=virtual.udf_backend or "",
-        manifest=_check_manifest(virtual.manifest, virtual.manifest_checksum),
-        manifest_checksum=virtual.manifest_checksum or "",
-    )
+    declaration = replace(_udf_declaration(ctx, virtual), image=check_image(ctx, virtual.image))
     common = check_client_metadata(virtual.field_metadata)
     if not virtual.outputs:
         if virtual.data_type is None:
@@ -85,6 +77,31 @@ def _output_field(
     metadata = {**common, **check_client_metadata(output.metadata)}
     metadata |= declaration.with_changes(struct_field=output.struct_field).metadata()
     return pa.field(output.column, parse_type(output.data_type), metadata=metadata)
+
+
+def udf_field(ctx: Context, entry: models.AddColumnsEntry) -> pa.Field:
+    """Return the field of a view's column that code computes, of one value. Raises InvalidInputError."""
+    virtual = entry.virtual_column
+    assert virtual is not None
+    if virtual.outputs or virtual.data_type is None:
+        raise InvalidInputError(f"Declare what the column '{entry.name}' of the view has by 'data_type' alone.")
+    if virtual.auto_backfill:
+        raise InvalidInputError(f"Refreshes of the view compute '{entry.name}': leave 'auto_backfill' out.")
+    metadata = {**check_client_metadata(virtual.field_metadata), **_udf_declaration(ctx, virtual).metadata()}
+    return pa.field(entry.name, parse_type(virtual.data_type), metadata=metadata)
+
+
+def _udf_declaration(ctx: Context, virtual: models.AddVirtualColumnEntry) -> UdfDeclaration:
+    return UdfDeclaration(
+        name=_require_text("udf_name", virtual.udf_name),
+        version=_require_text("udf_version", virtual.udf_version),
+        code=_check_code(virtual.udf),
+        inputs=tuple(virtual.input_columns),
+        image=check_image(ctx, virtual.image) if virtual.image else "",
+        backend=virtual.udf_backend or "",
+        manifest=_check_manifest(virtual.manifest, virtual.manifest_checksum),
+        manifest_checksum=virtual.manifest_checksum or "",
+    )
 
 
 def check_udfs(ctx: Context, names: Sequence[str] | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,9 +31,19 @@ from tiltyard.model.views.definitions import ViewDefinition, ViewKind, check_que
 from tiltyard.tables.lance_sql.select_queries import parse_select
 from tiltyard.tables.name_conflicts import prefer_name_conflict
 from tiltyard.tables.opening import find_table, open_for_reading
+from tiltyard.tables.rows.arrow_input import EmptyBody
 from tiltyard.tables.rows.create import create_table
+from tiltyard.tables.schema.column_declarations import without_declarations
 from tiltyard.tables.schema.computed_columns import check_image
 from tiltyard.tables.schema.select_views import REFRESH_SELECT, infer_schema
+from tiltyard.tables.schema.view_columns import (
+    check_kind,
+    computed_fields,
+    computed_text,
+    has_code,
+    index_text,
+    runs_code,
+)
 from tiltyard.tables.schema.view_sources import find_definer, record_view, resolve_sources, view_definer
 
 if TYPE_CHECKING:
@@ -42,6 +52,10 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
 
 REFRESH = "refresh"
+_NO_CODE = (
+    "The view runs code of {name}, its creator, who may not let code run there any more: let a principal create it who "
+    "may."
+)
 MAX_REFRESH_SECONDS = 366 * 86400.0
 """The longest interval in which a view refreshes by itself."""
 
@@ -50,23 +64,10 @@ _KIND_ALIASES = {"scalar_udtf": ViewKind.CHUNKER}
 """Other names that the specification has for a kind."""
 
 
-@dataclass(frozen=True, slots=True)
-class EmptyBody:
-    """An Arrow body of a schema without rows."""
-
-    schema: pa.Schema
-    size: int = 0
-    failure: None = None
-
-    def reader(self) -> pa.RecordBatchReader:
-        """Return a reader without batches."""
-        return pa.RecordBatchReader.from_batches(self.schema, [])
-
-
 def _authorize_create(ctx: Context, request: models.CreateMaterializedViewRequest) -> Context:
     path = table_id(request.id)
     authorize_namespace(ctx, path.parent, Privilege.CREATE.value)
-    if request.udtf_spec is not None:
+    if has_code(request):
         authorize_namespace(ctx, path.parent, Privilege.RUN_UDFS.value)
     return authorize_table_creation(ctx, path, CreateMode.CREATE, None)
 
@@ -82,27 +83,38 @@ def create_materialized_view(
 
     `source_query` of a `query` is Spark SQL over tables of this catalog. That of a `select` is columns and a filter of
     one table, which the server refreshes itself; its schema is inferred where `output_schema` is empty. Both name
-    tables relative to the request's database. Raises
-    NamespaceNotFoundError, TableAlreadyExistsError, InvalidInputError (a kind, a schema or a UDTF that cannot be),
+    tables relative to the request's database. Refreshes by Spark compute the `columns` with the rows, and extend the
+    `indexes`. Raises
+    NamespaceNotFoundError, TableAlreadyExistsError, InvalidInputError (a kind, a schema, a UDTF, a column or an index
+    that cannot be), TableColumnNotFoundError (in SQL of a column),
     UnsupportedOperationError (code of clients is switched off, or no such job is installed).
     """
     path = table_id(request.id)
     with prefer_name_conflict(ctx, path):
         kind = _kind(request.kind)
+        check_kind(kind, request)
+        if has_code(request):
+            _check_udfs_enabled(ctx)
         spec = _udtf(ctx, kind, request.udtf_spec)
         if not request.source_query.strip():
             raise InvalidInputError("A view needs a 'source_query'.")
         check_query_text(request.source_query)
         database = str(ctx.database) if ctx.database else ""
-        seconds = _refresh_seconds(kind, request.auto_refresh_interval_seconds)
+        seconds = _refresh_seconds(request.auto_refresh_interval_seconds)
         definition = ViewDefinition(kind, request.source_query, spec, bool(request.auto_refresh), database, seconds)
         schema = (
             _select_schema(ctx, path, request, definition)
             if kind is ViewKind.SELECT
             else _schema(request.output_schema)
         )
-        metadata = {**(schema.metadata or {}), **definition.metadata(), **record_columns(schema)}
-        schema = schema.with_metadata(metadata)
+        recorded = record_columns(schema)
+        schema = computed_fields(ctx, without_declarations(schema) or schema, request.columns or ())
+        definition = replace(
+            definition,
+            computed=computed_text(schema, [entry.name for entry in request.columns or ()]),
+            indexes=index_text(schema, request.indexes or ()),
+        )
+        schema = schema.with_metadata({**(schema.metadata or {}), **definition.metadata(), **recorded})
         sources: Mapping[str, str] = {}
         if has_refresh := request.with_no_data is False:
             _check_installed(kind)
@@ -160,11 +172,13 @@ def _checked_refresh(ctx: Context, path: Id, arguments: Mapping[str, Any]) -> tu
         raise InvalidInputError(f"The table '{path}' is not a materialized view.")
     if arguments.get("output_limit") is not None and definition.kind is not ViewKind.CHUNKER:
         raise InvalidInputError(f"Only a chunker's view has an output_limit, and this one is a {definition.kind}.")
-    if definition.kind in (ViewKind.CHUNKER, ViewKind.UDTF):
+    definer = find_definer(ctx, table.record, definition)
+    if runs_code(definition, table.dataset.schema):
         _check_udfs_enabled(ctx)
         if not ctx.principal.administrator:
             authorize_table(ctx, path, Privilege.RUN_UDFS.value)
-    definer = find_definer(ctx, table.record, definition)
+        coder = replace(definer, refusal=_NO_CODE)
+        coder.authorize_table(coder.context(ctx), path, table.record, Privilege.RUN_UDFS.value)
     sources = resolve_sources(ctx, path, definition, definer)
     return definition.kind, {**arguments, "sources": sources, "definition": definition.digest}
 
@@ -204,14 +218,10 @@ def _check_udfs_enabled(ctx: Context) -> None:
         )
 
 
-def _refresh_seconds(kind: ViewKind, seconds: float | None) -> float:
+def _refresh_seconds(seconds: float | None) -> float:
     """Return how often a view refreshes by itself, 0 where the request leaves that open. Raises InvalidInputError."""
     if seconds is None:
         return 0.0
-    if kind is not ViewKind.SELECT:
-        raise InvalidInputError(
-            "Only views of the kind 'select' have an interval: `tiltyard maintain` refreshes others."
-        )
     if not 0 < seconds <= MAX_REFRESH_SECONDS:
         raise InvalidInputError(f"auto_refresh_interval_seconds is above 0, and {MAX_REFRESH_SECONDS:.0f} at most.")
     return seconds

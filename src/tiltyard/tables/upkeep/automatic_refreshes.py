@@ -17,7 +17,7 @@ from tiltyard.calls.in_process_caller import InProcessCaller
 from tiltyard.change_feed.table_history import read_transactions
 from tiltyard.column_refresh.freshness import ComputedColumn, FragmentState, fragment_states
 from tiltyard.column_refresh.refresh import FIGURES_PROPERTY
-from tiltyard.model.branches import Branch
+from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.columns.computed_columns import (
     ExpressionDeclaration,
     declared_inputs,
@@ -38,6 +38,7 @@ from tiltyard.tables.schema.computed_columns import BACKFILL
 from tiltyard.tables.schema.expression_refresh import REFRESH_COLUMN
 from tiltyard.tables.schema.select_views import REFRESH_SELECT
 from tiltyard.tables.schema.view_sources import find_definer, source_names
+from tiltyard.tables.schema.views import REFRESH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, MutableMapping
@@ -154,13 +155,13 @@ def _call_as(ctx: Context, definer: Definer) -> InProcessCaller:
 
 def _refreshed_view(ctx: Context, table: TableRecord, dataset: lance.LanceDataset) -> Iterator[Refreshed]:
     definition = ViewDefinition.from_metadata(dataset.schema.metadata)
-    if definition is not None and definition.auto_refresh and definition.kind is ViewKind.SELECT:
+    if definition is not None and definition.auto_refresh:
         yield RefreshedView(ctx, table, definition)
 
 
 @dataclass(frozen=True, slots=True)
 class RefreshedView:
-    """A view of the kind `select`: stale where its source has another version."""
+    """A view: stale where one of its sources has another version."""
 
     ctx: Context
     table: TableRecord
@@ -175,16 +176,20 @@ class RefreshedView:
         return self.definition.refresh_seconds
 
     def is_refresh(self, job: TransactionRecord) -> bool:
-        return job.kind == REFRESH_SELECT
+        return job.kind in (REFRESH_SELECT, REFRESH)
 
     def look(self, seen: Any) -> tuple[Any, bool]:
-        """See the source's location and the version that the view reads. Raises what opening it raises."""
-        (name,) = source_names(self.definition)
-        path, query = table_id(parse_id(name)), parse_select(self.definition.query)
-        version = None if query.dedup is None else query.dedup.version
-        opened = open_for_reading(self.ctx, path, branch=query.branch, version=version)
-        source = [opened.record.location, int(opened.dataset.version)]
-        return source, source != seen
+        """See each source's location and the version that the view reads. Raises what opening it raises."""
+        branch, version = MAIN, None
+        if self.definition.kind is ViewKind.SELECT:
+            query = parse_select(self.definition.query)
+            branch, version = query.branch, None if query.dedup is None else query.dedup.version
+        sources: list[Any] = []
+        for name in source_names(self.definition):
+            path = table_id(parse_id(name))
+            opened = open_for_reading(self.ctx, path, branch=branch, version=version)
+            sources += [opened.record.location, int(opened.dataset.version)]
+        return sources, sources != seen
 
     def queue(self, path: Id) -> str:
         """Queue the refresh as the view's creator. Raises what RefreshMaterializedView raises."""

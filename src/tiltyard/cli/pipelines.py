@@ -85,26 +85,66 @@ def view() -> None:
 _VIEW_PARAMETERS: list[click.Parameter] = [
     click.Argument(["name"], type=TABLE_OF_JOB),
     click.Option(["--sql"], required=True, help="The query, in Spark's SQL; tables by their ids: `shop$orders`."),
+    click.Option(["--chunk"], help="What makes several rows of each: chunk_words(size=200), or chunk_words() of text."),
+    click.Option(
+        ["--column", "columns"],
+        multiple=True,
+        help="NAME=FUNCTION or NAME=SQL, a column that refreshes compute: vector=embed_text(model='m') of chunk.",
+    ),
+    click.Option(
+        ["--index", "indexes"],
+        multiple=True,
+        help="COLUMN=TYPE, an index that refreshes extend, with parameters after commas: vector=IVF_PQ,metric=cosine.",
+    ),
+    click.Option(["--auto-refresh"], help="When the server refreshes it by itself: 'on change', 'every 5m'."),
     click.Option(["--refresh"], is_flag=True, help="Compute the rows at once."),
 ]
 
 
 @view.command("create", params=[*_VIEW_PARAMETERS, *job_target_options(spark=True)])
-def create(name: str, sql: str, refresh: bool, **options: Any) -> None:
-    """Create a materialized view: a table that a query computes.
+def create(
+    name: str,
+    sql: str,
+    chunk: str | None,
+    columns: tuple[str, ...],
+    indexes: tuple[str, ...],
+    auto_refresh: str | None,
+    refresh: bool,
+    **options: Any,
+) -> None:
+    """Create a materialized view: a table that a query computes, with columns and indexes that come with its rows.
 
     Spark infers the columns now, so a wrong query is an error now; the rows come with a refresh.
 
     \b
-    Example:
+    Examples:
       tiltyard view create late --sql "SELECT id, title FROM films WHERE year >= 2000" --uri http://127.0.0.1:2333
+      tiltyard view create chunks --sql "SELECT id, text FROM pages" --chunk "chunk_words(size=200)"
+        --column "vector=embed_text(model='wordllama')" --index chunk=FTS --auto-refresh "on change"
     """
     from tiltyard.cli.jobs import refusing
 
     target = JobTarget(**options)
+    parts = {
+        "chunk": chunk,
+        "columns": parse_pairs(columns) or None,
+        "indexes": [_index(text) for text in indexes] or None,
+        "refresh": auto_refresh,
+    }
     with refusing(refuse):
-        view = target.lake().create_view(name, sql)
+        view = target.lake().create_view(name, sql, **parts)  # type: ignore[arg-type]  # as they are named above
         click.echo(f"{view.name}: {', '.join(f'{field.name} {field.type}' for field in view.schema)}")
         if refresh:
             for figure, value in view.refresh().figures.items():
                 click.echo(f"{figure}: {value}")
+
+
+def _index(text: str) -> dict[str, Any]:
+    """Parse COLUMN=TYPE,name=…,metric=…,PARAMETER=VALUE, with values in JSON or as text. Raises click.UsageError."""
+    from tiltyard.pipeline.indexes.job import parse_parameter
+
+    first, *others = text.split(",")
+    [(column, kind)] = parse_pairs((first,)).items()
+    parameters = {name: parse_parameter(value) for name, value in parse_pairs(tuple(others)).items()}
+    named: dict[str, Any] = {name: parameters.pop(name) for name in ("name", "metric") if name in parameters}
+    return {"column": column, "type": kind, **named, "parameters": parameters}

@@ -185,15 +185,17 @@ def _stages(
     done = {field.name for field in view if field.name not in sources and field.name not in left}
     waiting = [name for name in sources if name not in left]
     while waiting:
-        ready = [name for name in waiting if all(field.name in done for field in inputs[name])]
-        if not ready:  # a word of an expression may be a function, and no column
-            ready = [name for name in waiting if isinstance(sources[name], str)][:1]
-        if not ready:
-            break
-        stages.append({name: sources[name] for name in ready})
-        done.update(ready)
-        waiting = [name for name in waiting if name not in done]
-    left.update(waiting)
+        if lost := [name for name in waiting if any(field.name in left for field in inputs[name])]:
+            left.update(lost)
+        else:
+            ready = [name for name in waiting if all(field.name in done for field in inputs[name])]
+            if not ready:  # a word of an expression may be a function, and no column
+                ready = [name for name in waiting if isinstance(sources[name], str)][:1]
+            if not ready:
+                left.update(waiting)
+            stages += [{name: sources[name] for name in ready}] if ready else []
+            done.update(ready)
+        waiting = [name for name in waiting if name not in done and name not in left]
     return tuple(stages), tuple(name for name in view.names if name in left)
 
 

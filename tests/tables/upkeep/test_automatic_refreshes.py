@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from tests.tables.upkeep.test_upkeep import Kept
 
 from tiltyard.column_refresh.freshness import ComputedColumn
 from tiltyard.model.columns.computed_columns import ExpressionDeclaration
+from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.principals import Principal
 from tiltyard.model.privileges import parse_privileges
 from tiltyard.model.spec import models
@@ -26,7 +28,7 @@ from tiltyard.tables.schema.columns import alter_table_add_columns, update_field
 from tiltyard.tables.schema.computed_columns import BACKFILL
 from tiltyard.tables.schema.expression_refresh import REFRESH_COLUMN
 from tiltyard.tables.schema.select_views import REFRESH_SELECT
-from tiltyard.tables.schema.views import create_materialized_view
+from tiltyard.tables.schema.views import REFRESH, create_materialized_view
 from tiltyard.tables.upkeep import automatic_refreshes, upkeep_job
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ class RefreshedTables(Kept):
 
     def create_view(self, ctx: Context, query: str = "SELECT id FROM source", **options: Any) -> None:
         fields = {"kind": "select", "source_query": query, "output_schema": "", "with_no_data": True}
-        create_materialized_view(ctx, models.CreateMaterializedViewRequest(id=["view"], **fields, **options))
+        create_materialized_view(ctx, models.CreateMaterializedViewRequest(id=["view"], **(fields | options)))
 
     def look(self) -> int:
         """Look at the tables, and run what they need; return how many refreshes there were until now.
@@ -64,7 +66,12 @@ class RefreshedTables(Kept):
 
     def refreshes(self) -> list[TransactionRecord]:
         """Return the refreshes that the catalog still has."""
-        return self.store.list_jobs(JobFilter((REFRESH_SELECT, REFRESH_COLUMN, BACKFILL)), None, 100)
+        return self.store.list_jobs(JobFilter((REFRESH, REFRESH_SELECT, REFRESH_COLUMN, BACKFILL)), None, 100)
+
+    def cancel(self) -> None:
+        """Cancel the refresh that waits."""
+        [waiting] = [job for job in self.refreshes() if job.status is TransactionStatus.QUEUED]
+        self.store.alter_transaction(waiting.id, lambda _, properties: (TransactionStatus.CANCELED, properties))
 
     def add_column(self, ctx: Context, name: str = "double", expression: str = "id * 2", **options: Any) -> None:
         entry = models.AddColumnsEntry(name=name, computed=expression)
@@ -133,6 +140,25 @@ def test_view_is_refreshed_no_sooner_than_its_interval_ends(views: RefreshedTabl
     assert planned is not None
     seconds = (planned.due_at - planned.state[automatic_refreshes.STATE]["view"]["at"]) / 1000
     assert seconds == automatic_refreshes.DEFAULT_REFRESH_SECONDS, "it is looked at again then, without a commit"
+
+
+def test_view_that_spark_refreshes_waits_for_a_worker_once_where_a_source_has_changed(views: RefreshedTables) -> None:
+    views.create("other", pa.table({"id": range(3)}))
+    schema = base64.b64encode(pa.schema([("id", pa.int64())]).serialize().to_pybytes()).decode()
+    query = {"kind": "query", "output_schema": schema}
+    views.create_view(
+        views.ctx, "SELECT id FROM source UNION ALL SELECT id FROM other", **query, auto_refresh=True,
+        auto_refresh_interval_seconds=0.001,
+    )  # fmt: skip
+    assert views.look() == 1
+    views.insert("other", pa.table({"id": [3]}))
+    assert views.look() == 1, "no worker of Spark has taken the first one yet"
+    views.cancel()
+    assert (views.look(), views.look()) == (2, 2), "it reads what came meanwhile"
+    views.cancel()
+    assert views.look() == 2
+    views.insert("source", pa.table({"id": [3]}))
+    assert views.look() == 3
 
 
 def test_view_that_does_not_refresh_by_itself_is_left_alone(views: RefreshedTables) -> None:

@@ -213,11 +213,11 @@ def _check_type(name: str, function: Any, field: pa.Field) -> None:
                 raise
 
 
-def index_requests(indexes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def index_requests(indexes: Sequence[Any]) -> list[dict[str, Any]]:
     """Return the indexes of a view as a request has them. Raises InvalidInputError."""
     requests = []
-    for index in [indexes] if isinstance(indexes, Mapping) else indexes:
-        if not isinstance(index, Mapping) or not {"column", "type"} <= index.keys():
+    for index in indexes:
+        if not (isinstance(index, Mapping) and {"column", "type"} <= index.keys()):
             raise InvalidInputError(
                 "indexes is a list of mappings: {'column': 'vector', 'type': 'IVF_PQ'}, with name, metric and "
                 "parameters where they are wanted."

@@ -76,7 +76,7 @@ def index(
       tiltyard job index --uri http://127.0.0.1:2333 films id BTREE
       tiltyard job index --uri http://127.0.0.1:2333 films vector IVF_PQ --metric cosine --parameters num_partitions=256
     """
-    values = {key: _parse_parameter(text) for key, text in parameters.items()}
+    values = {key: parse_parameter(text) for key, text in parameters.items()}
     spec = make_spec(column, type, name, with_metric(values, metric))
     target = catalog_client.table(catalog, table)
     dataset = target.dataset(branch=branch, block_size=block_size(spec.kind))
@@ -189,7 +189,7 @@ def _find_built(run: Run, dataset: lance.LanceDataset, spec: IndexSpec) -> Mappi
     return None
 
 
-def _parse_parameter(text: str) -> Any:
+def parse_parameter(text: str) -> Any:
     """Parse a parameter of an option: numbers, true and lists are JSON, all else is text."""
     try:
         return json.loads(text)

@@ -42,8 +42,8 @@ class IndexSpec:
     @property
     def training_rows(self) -> int:
         """Return how many vectors the model of a vector index needs at least, whatever the table has."""
-        codebook = 2 << self.parameters.get("num_bits", 8) if self.kind.endswith("_PQ") else 0
-        return max(codebook, 2 * self.parameters.get("num_partitions", 1))
+        codebook = 2 << int(self.parameters.get("num_bits", 8)) if self.kind.endswith("_PQ") else 0
+        return max(codebook, 2 * int(self.parameters.get("num_partitions", 1)))
 
     def options(self, model: Mapping[str, Any]) -> dict[str, Any]:
         """Return pylance's options to build a segment, with those of a vector index's model."""

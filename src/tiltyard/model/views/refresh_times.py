@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 from lance_namespace.errors import InvalidInputError
 
-ON_CHANGE = "on change"
+from tiltyard.model.schedules import parse_duration
+
 ON_CHANGE_SECONDS = 5.0
 """How often it is looked whether the tables of a view that refreshes on change have another version."""
-_EVERY = re.compile(r"every\s+(\d{1,6})\s*([smhd])", re.ASCII)
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def parse_refresh(text: str) -> float:
@@ -18,19 +15,14 @@ def parse_refresh(text: str) -> float:
 
     Raises InvalidInputError for another text.
     """
-    if not isinstance(text, str) or len(text) > len("every 999999 s  "):
-        raise _unknown(text)
-    words = " ".join(text.lower().split())
-    if words == ON_CHANGE:
+    words = text.lower().split() if isinstance(text, str) and len(text) <= 40 else []
+    if words == ["on", "change"]:
         return ON_CHANGE_SECONDS
-    match = _EVERY.fullmatch(words)
-    if match is None or not int(match[1]):
-        raise _unknown(text)
-    return float(int(match[1]) * _SECONDS[match[2]])
-
-
-def _unknown(text: object) -> InvalidInputError:
-    return InvalidInputError(
-        f"refresh is {str(text)[:40]!r}: it is 'on change', or 'every' with a time, such as 'every 30s', 'every 5m', "
-        "'every 2h', 'every 1d'."
+    try:
+        if len(words) == 2 and words[0] == "every" and (seconds := parse_duration(words[1])):
+            return seconds
+    except InvalidInputError:
+        pass  # what is wrong is said below, with both forms
+    raise InvalidInputError(
+        f"refresh is {str(text)[:40]!r}: it is 'on change', or 'every' with a time: 'every 30s', 'every 5m'."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lancedb
@@ -13,6 +14,8 @@ from lance_namespace.errors import InvalidInputError, LanceNamespaceError
 
 import tiltyard
 from tests.services.server import ServerProcess
+from tests.test_docs import SHOWN_URL
+from tests.test_tutorials import follow
 from tiltyard.cli import main
 from tiltyard.functions import chunk_words, detect_language, embed_text
 from tiltyard.lake.catalog import Lake
@@ -193,6 +196,16 @@ def test_create_view_of_what_cannot_be_is_one_sentence(
     with pytest.raises(LanceNamespaceError, match=message):
         lake.create_view(name, "SELECT id, title, text FROM errors", **parts)
     assert name not in lake
+
+
+@pytest.mark.extended
+def test_tutorial_on_retrieval_is_followed(
+    lake: Lake, server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here and not beside the others, for it takes a session of Spark."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / ".config"))
+    assert follow("retrieval", {SHOWN_URL: server.url}) == 9
 
 
 def test_command_creates_a_view_with_all_its_parts(lake: Lake, server: ServerProcess, fresh: Fresh) -> None:

@@ -171,17 +171,17 @@ def test_refresh_of_own_functions_of_groups_and_of_rows_that_they_fail_on(lake: 
             {"columns": {"vector": {"function": MODEL, "inputs": "id"}}},
             "embed_text takes a column of text",
         ),
-        ({"columns": {"vector": "embed_text(model='none') of text"}}, "'none'"),
-        ({"columns": {"text": "id + 1"}}, "The column 'text' cannot be computed: the query has that name already"),
+        ({"columns": {"vector": "embed_text(model='none') of body"}}, "'none'"),
+        ({"columns": {"body": "id + 1"}}, "The column 'body' cannot be computed: the query has that name already"),
         ({"columns": {"n": "length(missing)"}}, "missing"),
-        ({"columns": {"n": {"inputs": "text"}}}, "'n' is a function, or a mapping of function, inputs"),
+        ({"columns": {"n": {"inputs": "body"}}}, "'n' is a function, or a mapping of function, inputs"),
         ({"columns": {"n": lambda rows: rows}}, "needs inputs"),
         ({"chunk": chunk_words}, "'chunk': chunk_words reads one column of text, and the view has several"),
         ({"chunk": "chunk_words() of nothing"}, "chunk reads one column of the query, and it is given nothing"),
         ({"chunk": "id + 1"}, "chunk is a function: chunk_words"),
-        ({"chunk": {"function": detect_language, "inputs": "text"}}, "chunk makes a list of structs of each value"),
-        ({"indexes": [{"column": "text"}]}, "indexes is a list of mappings"),
-        ({"indexes": [{"column": "text", "type": "FTS", "metrics": 1}]}, "An index has no 'metrics'"),
+        ({"chunk": {"function": detect_language, "inputs": "body"}}, "chunk makes a list of structs of each value"),
+        ({"indexes": [{"column": "body"}]}, "indexes is a list of mappings"),
+        ({"indexes": [{"column": "body", "type": "FTS", "metrics": 1}]}, "An index has no 'metrics'"),
         ({"indexes": [{"column": "none", "type": "FTS"}]}, "The view has no column 'none' to index"),
         ({"refresh": "sometimes"}, "refresh is 'sometimes': it is 'on change', or 'every'"),
         ({"refresh": "every 0s"}, "refresh is 'every 0s'"),
@@ -194,7 +194,7 @@ def test_create_view_of_what_cannot_be_is_one_sentence(
         lake.table("errors").ingest(pages_of(range(2)))
     name = fresh("view")
     with pytest.raises(LanceNamespaceError, match=message):
-        lake.create_view(name, "SELECT id, title, text FROM errors", **parts)
+        lake.create_view(name, "SELECT id, title, text AS body FROM errors", **parts)
     assert name not in lake
 
 
@@ -211,7 +211,7 @@ def test_tutorial_on_retrieval_is_followed(
 def test_command_creates_a_view_with_all_its_parts(lake: Lake, server: ServerProcess, fresh: Fresh) -> None:
     pages, name = lake.table(fresh("pages")), fresh("chunks")
     pages.ingest(pages_of(range(3)))
-    parts = ["--chunk", "chunk_words(size=6) of text", "--column", "vector=embed_text(model='wordllama')"]
+    parts = ["--chunk", "chunk_words(size=6) of body", "--column", "vector=embed_text(model='wordllama')"]
     parts += ["--column", "letters=length(chunk)", "--index", "chunk=FTS,name=words,with_position=true"]
     query = f"SELECT id, text FROM {pages.name}"
     command = ["view", "create", name, "--sql", query, *parts, "--auto-refresh", "on change", "--refresh"]

@@ -1,7 +1,7 @@
 """What a view declares besides its query, as a request has it: what cuts its rows, columns, indexes.
 
 Functions are given themselves, or a ready-made one as text: `embed_text(model='wordllama') of chunk`. A column that a
-ready-made function reads need not be named where the view has one of that kind alone.
+ready-made function reads need not be named where the view has one of that kind alone, or calls it `text`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ Computed: TypeAlias = "str | Callable[..., Any] | Mapping[str, Any]"
 
 _OF = re.compile(r"(.*\S)\s+of\s+([A-Za-z_]\w{0,254})", re.DOTALL)
 _KEYS = ("function", "inputs", "type", "version")
+_TEXT = "text"
+"""The name by which a column is taken for the text of a row, where others are texts, too."""
 _INDEX_KEYS = {"column": "column", "type": "index_type", "name": "name", "metric": "distance_type"}
 
 
@@ -183,7 +185,8 @@ def _parse_text(text: str) -> _Part:
 def _inputs_of(name: str, function: Any, view: pa.Schema, made: Iterable[str]) -> list[str]:
     """Return the column that a function reads where none is named: the only one of its kind, first of those `made`.
 
-    Of a function of the user's own, its parameters are. Raises InvalidInputError.
+    Of several, the one that is called `text`. Of a function of the user's own, its parameters are. Raises
+    InvalidInputError.
     """
     if not isinstance(function, ReadyMade):
         return list(inspect.signature(function).parameters)
@@ -191,9 +194,10 @@ def _inputs_of(name: str, function: Any, view: pa.Schema, made: Iterable[str]) -
     fits = (pa.types.is_string, pa.types.is_large_string) if is_text else (pa.types.is_binary, pa.types.is_large_binary)
     fitting = [field.name for field in view if any(is_kind(field.type) for is_kind in fits)]
     chosen = [column for column in fitting if column in set(made)] or fitting
+    chosen = [_TEXT] if _TEXT in chosen else chosen
     if len(chosen) != 1:
         has = f"several: {', '.join(chosen)}" if chosen else f"none: {', '.join(view.names)}"
-        example = chosen[0] if chosen else "…"
+        example = chosen[-1] if chosen else "…"
         raise InvalidInputError(
             f"'{name}': {function.name} reads one column of {'text' if is_text else 'images'}, and the view has {has}. "
             f"Name it: {{'function': {function.name}(…), 'inputs': '{example}'}}, or as text, "

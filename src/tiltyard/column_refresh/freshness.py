@@ -101,7 +101,7 @@ def holds_values_of_inputs(column: ComputedColumn, fragment: FragmentMetadata) -
     if state is not None:
         return state is not FragmentState.ALL
     file = column.file(fragment)
-    return file is not None and set(_files_by_field(fragment, column.inputs).values()) == {str(file.path)}
+    return file is not None and set(files_by_field(fragment, column.inputs).values()) == {str(file.path)}
 
 
 def files_appended_since(dataset: lance.LanceDataset, version: int) -> frozenset[str]:

@@ -1,9 +1,12 @@
-"""Measure a training run's reads over `db://` beside local ones: `python -m bench.training`.
+"""Measure a training run's reads over `db://` beside local ones, and of training sets: `python -m bench.training`.
 
 An epoch makes a shuffled permutation of a table by lancedb, and reads all rows of it in batches: one batch after the
 other (`Permutation.iter`), or by `StreamingDataset`, which reads some at once. One side is a server of one process, the
 other is lancedb on the same files, which are in the page cache; the sides take turns. Before, two epochs of the table
 and two of a table of ten times its rows are read over `db://`, for the memory of client and server.
+
+With `--loader` an epoch of a training set's loader is read instead, of rows of 1 KB from a server's files, in order and
+shuffled, beside Lance's own sequential scan of the same version and lancedb's shuffled permutation of the same files.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -27,10 +31,13 @@ import numpy as np
 import pyarrow as pa
 from lancedb.permutation import Permutation, permutation_builder
 
+import tiltyard
 from bench import servers
 from bench.wire import call_json, of_table
 
 DIMENSION = 128
+WIDE_BYTES = 1008
+"""Of a row of 1 KB, besides two numbers."""
 SPLITS = 4
 STAND_IN = Path(__file__).parents[1] / "tests/conformance/stand_in"
 """Where torch is imported from for StreamingDataset, of which it uses the base class alone here."""
@@ -126,12 +133,65 @@ def memory(server: servers.Server, table: Any, rows: int, size: int) -> tuple[in
     return own_memory("VmHWM") - before[0], server.peak_memory() - before[1]
 
 
+def wide_batches(rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a table of 1 KB each: an id, a user of ten rows, and bytes that no encoding makes smaller."""
+    source, step = np.random.default_rng(7), 10_000
+    for first in range(0, rows, step):
+        ids = np.arange(first, min(first + step, rows))
+        payload = source.integers(0, 256, (len(ids), WIDE_BYTES), dtype=np.uint8)
+        columns = {"id": pa.array(ids), "user": pa.array(ids // 10)}
+        yield pa.record_batch({**columns, "payload": pa.array([row.tobytes() for row in payload], pa.binary())})
+
+
+def compare_loader(server: servers.Server, url: str, folder: Path, rows: int, rounds: int, size: int) -> None:
+    """Print the rows a second of a training set's loader, beside those of Lance and lancedb; they take turns."""
+    lake = tiltyard.connect(url)
+    lake.table("wide").ingest(pa.RecordBatchReader.from_batches(next(wide_batches(1)).schema, wide_batches(rows)))
+    location = call_json(server.address, of_table("wide", "describe"))["location"]
+    (folder / "local").mkdir(exist_ok=True)
+    (folder / "local/wide.lance").symlink_to(location)
+    permuted = lancedb.connect(folder / "local").open_table("wide")
+    whole = lake.training_set("whole", "wide", by="user", splits={"train": 1.0})
+    part = lake.training_set("part", "wide", by="user", splits={"train": 0.9, "val": 0.1})
+    dataset = whole.source.dataset()
+    loaders = {
+        "loader, in order": whole.loader(batch_size=size, format="arrow"),
+        "loader, shuffled": whole.loader(batch_size=size, format="arrow", shuffle=1),
+        "loader, shuffled, arrays of numpy": whole.loader(batch_size=size, shuffle=1),
+        "loader, shuffled, 0.9 of the rows": part.loader(batch_size=size, format="arrow", shuffle=1),
+    }
+    readers: dict[str, Callable[[], int]] = {
+        "lance: to_batches()": lambda: sum(batch.num_rows for batch in dataset.to_batches()),
+        **{name: partial(_count, loader) for name, loader in loaders.items()},
+        "lancedb: Permutation.iter, shuffled": lambda: sum(map(len, by_permutation(permuted, 1, size))),
+    }
+    rates: dict[str, list[float]] = {name: [] for name in readers}
+    costs: dict[str, list[float]] = {name: [] for name in readers}
+    for _ in range(rounds + 1):
+        for name, read_all in readers.items():
+            began, before = time.perf_counter(), time.process_time()
+            count = read_all()
+            rates[name].append(count / (time.perf_counter() - began))
+            costs[name].append((time.process_time() - before) / count)
+    (base, *_) = (median(some[1:]) for some in rates.values())
+    print("| reader of rows of 1 KB | rows/s | µs CPU a row | of lance's scan |\n|---|---|---|---|")
+    for name, some in rates.items():
+        rate = median(some[1:])  # the first turn warms all
+        print(f"| {name} | {rate:,.0f} | {median(costs[name][1:]) * 1e6:.2f} | {rate / base:.2f}x |", flush=True)
+
+
+def _count(loader: tiltyard.lake.Loader) -> int:
+    """Read an epoch; return how many rows it had."""
+    return sum(len(batch["id"]) for batch in loader)
+
+
 def main() -> None:
     """Measure and print the tables."""
     parser = argparse.ArgumentParser(prog="python -m bench.training", description="Measure reads of training runs.")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each side [default: 5]")
     parser.add_argument("--rows", type=int, default=100_000, help="[default: 100,000]")
     parser.add_argument("--batches", type=int, nargs="+", default=[64, 256, 1024], help="[default: 64, 256 and 1,024]")
+    parser.add_argument("--loader", action="store_true", help="measure training sets instead")
     options = parser.parse_args()
     sys.path.insert(0, str(STAND_IN))
     with ExitStack() as stack:
@@ -139,6 +199,9 @@ def main() -> None:
         server = servers.tiltyard(folder / "root", folder / "log", 1)
         stack.callback(server.stop)
         url = f"http://{server.address.host}:{server.address.port}"
+        if options.loader:
+            compare_loader(server, url, folder, options.rows, options.rounds, options.batches[-1])
+            return
         remote = lancedb.connect("db://bench", api_key="none", host_override=url)
         counts = {"samples": options.rows, "many": 10 * options.rows}
         for name, count in counts.items():

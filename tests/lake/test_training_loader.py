@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -163,6 +164,7 @@ def test_epochs_differ_go_on_and_are_the_same_again(made: tiltyard.lake.Training
     assert read(middle, 3) == both[:3]  # without a state it begins anew
     resumed = made.loader(**MIXED, prefetch=9)
     resumed.load_state_dict(state)
+    resumed = pickle.loads(pickle.dumps(resumed))  # as workers get it; of our own making
     assert read(resumed) == second[5:]
     other = made.loader(**{**MIXED, "shuffle": 6})
     with pytest.raises(InvalidInputError, match="state is of another run: its shuffle is 5, and here it is 6"):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import lance
 import pyarrow as pa
 import pytest
 from lance_namespace.errors import (
@@ -134,7 +135,8 @@ def test_rows_of_a_query_are_a_table_of_their_own(lake: tiltyard.Lake, table: ti
     version = table.version
     made = lake.training_set("per_user", query=query, splits={"train": 0.9, "val": 0.1}, by="user_id")
     assert sum(made.splits.values()) == 110 and made.source.name == "per_user_rows"
-    assert made.manifest["sources"] == [{"table": "shop.clicks", "version": version}]
+    (origin,) = made.manifest["sources"]
+    assert (origin["table"], origin["version"]) == ("shop$clicks", version)
     assert set(made.to_arrow("train", ["clicks"])["clicks"].to_pylist()) == {10}
     assert "shop.clicks" in lake.table("per_user").lineage(depth=3).tables
     assert made.verify() == lake.training_set("per_user", query=query, splits=made.manifest["definition"]["splits"],
@@ -250,6 +252,16 @@ def test_set_tells_what_is_not_as_it_was(lake: tiltyard.Lake, table: tiltyard.Ta
         lake.training_set("gone").loader()
     lake.training_set("gone").drop()
     assert "gone" not in lake.tables()
+    kept = lake.namespace("shop").table("kept")
+    kept.ingest(clicks(0, 50))
+    lost = lake.training_set("lost", kept, by="id")
+    kept.write(clicks(50, 50))
+    files = lance.dataset(lost.manifest["source"]["location"])  # somebody removes what the snapshot keeps
+    files.tags.delete("lost")
+    files.cleanup_old_versions(retain_versions=1, delete_unverified=True)
+    for use in (lost.verify, lambda: lake.training_set("lost").loader()):
+        with pytest.raises(TableVersionNotFoundError, match=r"Version 1 of shop\.kept, which .* 'lost' is of, is gone"):
+            use()
 
 
 def test_what_a_killed_process_left_is_no_set_and_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from lance_namespace.errors import (
     InvalidInputError,
     InvalidTableStateError,
     LanceNamespaceError,
+    PermissionDeniedError,
     TableAlreadyExistsError,
     TableNotFoundError,
     TableTagNotFoundError,
@@ -260,18 +261,17 @@ def _source_path(path: tuple[str, ...], source: Table | None) -> tuple[str, ...]
 @contextmanager
 def _rows_table(
     lake: LakeSession, run: LocalRun, path: tuple[str, ...], source: Table | None, definition: Definition
-) -> Iterator[tuple[tuple[str, ...], list[dict[str, Any]]]]:
+) -> Iterator[tuple[tuple[str, ...], list[LineageSource]]]:
     """Yield the table that a set is of, and the tables that its query reads; it is dropped if the block fails."""
     origin = _source_path(path, source)
     if definition.query is None:
         yield origin, []
         return
     _check_free(lake, origin)
-    reader, tables = _run_query(lake, definition.query)
-    sources = tuple(table_source(catalog_client.table(lake.catalog, names), version) for names, version in tables)
-    _write(lake, run, origin, reader, JobLineage(JOB, sources, definition.code), None)
+    reader, sources = _run_query(lake, definition.query)
+    _write(lake, run, origin, reader, JobLineage(JOB, tuple(sources), definition.code), None)
     try:
-        yield origin, [{"table": format_id(names), "version": version} for names, version in tables]
+        yield origin, sources
     except BaseException:
         if not Table(lake, path).exists():  # else the set lacks its snapshot alone, and the next call makes that
             Table(lake, origin).drop()
@@ -286,18 +286,26 @@ def _check_free(lake: LakeSession, path: tuple[str, ...]) -> None:
         )
 
 
-def _run_query(lake: LakeSession, query: str) -> tuple[pa.RecordBatchReader, list[tuple[tuple[str, ...], int]]]:
+def _run_query(lake: LakeSession, query: str) -> tuple[pa.RecordBatchReader, list[LineageSource]]:
     """Start a query; return its rows and the tables that it reads, with their versions.
 
     Raises ConcurrentModificationError where the tables do not stay the same for as long as the query takes to start.
     """
-    tables = query_tables(query)
+    tables = [catalog_client.table(lake.catalog, names) for names in query_tables(query)]
     for _ in range(_MAX_TRIES):
-        before = [catalog_client.table(lake.catalog, names).latest_version() for names in tables]
+        before = [_newest(table) for table in tables]
         reader = lake.calls.query_sql(query)
-        if before == [catalog_client.table(lake.catalog, names).latest_version() for names in tables]:
-            return reader, list(zip(tables, before, strict=True))
+        if before == [_newest(table) for table in tables]:
+            return reader, before
     raise ConcurrentModificationError("Commits to the tables of the query do not pause: make the set again.")
+
+
+def _newest(table: catalog_client.Table) -> LineageSource:
+    """Return the newest version of a table as a source; without its number for whom a policy keeps it from."""
+    try:
+        return table_source(table, table.latest_version())
+    except PermissionDeniedError:
+        return LineageSource(str(table))
 
 
 def _make(
@@ -307,7 +315,7 @@ def _make(
     origin: tuple[str, ...],
     definition: Definition,
     version: int | None,
-    sources: list[dict[str, Any]],
+    sources: list[LineageSource],
 ) -> Mapping[str, object]:
     """Choose the rows, write the set's table, and pin both; return the figures of the run."""
     table = catalog_client.table(lake.catalog, origin)
@@ -320,9 +328,15 @@ def _make(
     check_not_empty(selection.counts)
     source = table_source(table, version)
     manifest = make_manifest(
-        format_id(path), definition, dataset, selection, units=list(units), sources=sources,
-        row_bytes=row_bytes(dataset, definition.columns, selection.rows), source=_describe(source),
-    )  # fmt: skip
+        format_id(path),
+        definition,
+        dataset,
+        selection,
+        units=list(units),
+        source={"table": source.name, "version": version, "location": source.location},
+        sources=[{"table": each.name, "version": each.version} for each in sources],
+        row_bytes=row_bytes(dataset, definition.columns, selection.rows),
+    )
     rows = pa.RecordBatchReader.from_batches(SCHEMA, _batches(selection, list(definition.splits)))
     _write(lake, run, path, rows, JobLineage(JOB, (source,), definition.code), manifest)
     name = format_id(path)
@@ -332,10 +346,6 @@ def _make(
         Table(lake, path).drop()
         raise
     return {"rows": manifest["rows"], **{f"rows_{split}": count for split, count in selection.counts.items()}}
-
-
-def _describe(source: LineageSource) -> dict[str, Any]:
-    return {"table": source.name, "version": source.version, "location": source.location}
 
 
 def _batches(selection: Selection, names: list[str]) -> Iterator[pa.RecordBatch]:

@@ -59,17 +59,18 @@ def _by_document(function: Callable[..., Any], kind: pa.DataType, documents: pa.
 def _by_path(
     function: Callable[[Sequence[Document | None], Sequence[Step]], Sequence[Any]],
     kind: pa.DataType,
+    steps_of: Callable[[str | int], Sequence[Step]],
     documents: pa.Array,
     paths: pa.Array,
 ) -> pa.Array:
-    """Return what a function of documents and a path returns: mostly it is one path for all of them."""
+    """Return what a function of documents and of the steps of a path returns: mostly it is one path for all of them."""
     texts = _values(documents)
     check_depths(texts)
     path = paths[0].as_py() if len(paths) else None
     if path is not None and pc.all(pc.equal(paths, path), skip_nulls=False).as_py():
-        return pa.array(function(texts, _steps_of(path)), kind)
+        return pa.array(function(texts, steps_of(path)), kind)
     results = [
-        None if text is None or each is None else function((text,), _steps_of(each))[0]
+        None if text is None or each is None else function((text,), steps_of(each))[0]
         for text, each in zip(texts, _values(paths), strict=True)
     ]
     return pa.array(results, kind)
@@ -79,18 +80,9 @@ def _steps_of(path: str | int) -> tuple[Step, ...]:
     return (path,) if isinstance(path, int) else parse_path(path)
 
 
-def _by_key(function: Callable[..., Sequence[Any]], documents: pa.Array, keys: pa.Array) -> pa.Array:
-    """Return what a function of documents and a path of one step returns: a key as such, or a position."""
-    texts = _values(documents)
-    check_depths(texts)
-    key = keys[0].as_py() if len(keys) else None
-    if key is not None and pc.all(pc.equal(keys, key), skip_nulls=False).as_py():
-        return pa.array(function(texts, (key,)), pa.string())
-    results = [
-        None if text is None or each is None else function((text,), (each,))[0]
-        for text, each in zip(texts, _values(keys), strict=True)
-    ]
-    return pa.array(results, pa.string())
+def _one_step(key: str | int) -> tuple[Step]:
+    """Return the step that a key as such is, or a position."""
+    return (key,)
 
 
 def _json_at(documents: Sequence[Document | None], steps: Sequence[Step]) -> Sequence[str | None]:
@@ -255,11 +247,11 @@ def _function(name: str, results: pa.DataType, function: Callable[..., Any], *ot
 
 
 def _path_function(name: str, results: pa.DataType, function: Callable[..., Any]) -> SqlFunction:
-    return SqlFunction(name, (pa.string(), pa.string()), results, partial(_by_path, function, results))
+    return SqlFunction(name, (pa.string(), pa.string()), results, partial(_by_path, function, results, _steps_of))
 
 
 def _key_function(name: str, key: pa.DataType, function: Callable[..., Any]) -> SqlFunction:
-    return SqlFunction(name, (pa.string(), key), pa.string(), partial(_by_key, function))
+    return SqlFunction(name, (pa.string(), key), pa.string(), partial(_by_path, function, pa.string(), _one_step))
 
 
 JSON_FUNCTIONS = (

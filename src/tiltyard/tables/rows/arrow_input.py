@@ -62,10 +62,13 @@ class IncomingRows:
         """Return whether the whole body is in memory already."""
         return self._data.size is not None
 
-    def require_columns(self) -> None:
-        """Raise InvalidInputError for a body without any column, such as one without any byte."""
-        if not self.schema.names:
+    @classmethod
+    def with_columns(cls, data: ArrowBody) -> IncomingRows:
+        """Return rows that have columns. Raises InvalidInputError for those without, as of an empty body."""
+        rows = cls(data)
+        if not rows.schema.names:
             raise InvalidInputError("The body has no columns: send an Arrow IPC stream with the rows.")
+        return rows
 
     def table(self) -> pa.Table:
         """Read all rows of a small body. Raises InvalidInputError for a corrupt one."""

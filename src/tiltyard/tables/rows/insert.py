@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExistsError
 
 from tiltyard.access.needs import on_table
-from tiltyard.model.branches import Branch
 from tiltyard.model.modes import InsertMode, parse_mode
 from tiltyard.model.operations import PendingResponse, operation
 from tiltyard.model.privileges import Privilege
@@ -26,7 +25,6 @@ from tiltyard.storage.writing import (
     write_rows,
 )
 from tiltyard.tables.contracts.incoming_rows import IncomingContract, parking, taken, with_found
-from tiltyard.tables.opening import find_table
 from tiltyard.tables.rows.append_queue import AppendContract, append_fragments, append_rows
 from tiltyard.tables.rows.arrow_input import IncomingRows
 from tiltyard.tables.rows.conflict_retry import ConflictRetry
@@ -56,9 +54,8 @@ def start_append(ctx: Context, request: models.InsertIntoTableRequest, data: Arr
     """
     if data.size is None or request.upload_id or _mode(request) is not InsertMode.APPEND:
         return None
-    target = WriteTarget(ctx, find_table(ctx, request.id), Branch.parse(request.branch))
-    incoming = IncomingRows(data)
-    incoming.require_columns()
+    target = WriteTarget.named_by(ctx, request)
+    incoming = IncomingRows.with_columns(data)
     rows = incoming.table()
     contract = None if target.record.contract is None else AppendContract()
     return PendingResponse(
@@ -98,9 +95,8 @@ def insert_into_table(
     if pending := start_append(ctx, request, data):
         response: models.InsertIntoTableResponse = pending.result()
         return response
-    target = WriteTarget(ctx, find_table(ctx, request.id), Branch.parse(request.branch))
-    incoming = IncomingRows(data)
-    incoming.require_columns()
+    target = WriteTarget.named_by(ctx, request)
+    incoming = IncomingRows.with_columns(data)
     with target.cleanup_on_error():
         if request.upload_id:
             rows = insert_part(target, request.upload_id, request.upload_part_id, _mode(request), incoming)

@@ -11,7 +11,6 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.needs import on_table
-from tiltyard.model.branches import Branch
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.nested_types import map_renamings
@@ -21,7 +20,7 @@ from tiltyard.storage.locks import LockKind
 from tiltyard.tables.contracts.incoming_rows import IncomingContract, parking, with_found
 from tiltyard.tables.keys.errors import DuplicateKeyError
 from tiltyard.tables.lance_sql.expressions import check_expression
-from tiltyard.tables.opening import find_table, open_to_commit
+from tiltyard.tables.opening import open_to_commit
 from tiltyard.tables.rows.arrow_input import IncomingRows
 from tiltyard.tables.rows.conflict_retry import ConflictRetry
 from tiltyard.tables.rows.first_version import standardize_map_names
@@ -97,9 +96,8 @@ def merge_insert_into_table(
     ServiceUnavailableError (the request timed out, and nothing is written).
     """
     spec = _parse(request, ctx.settings.conflict_timeout)
-    target = WriteTarget(ctx, find_table(ctx, request.id), Branch.parse(request.branch))
-    incoming = IncomingRows(data)
-    incoming.require_columns()
+    target = WriteTarget.named_by(ctx, request)
+    incoming = IncomingRows.with_columns(data)
     _check_key_columns(spec.on, incoming.schema.names, "These rows have")
     if request.use_rte or request.use_lsm:
         check_upsert(ctx, request, target.dataset().schema)

@@ -26,7 +26,6 @@ from msgspec import structs
 from tiltyard.access.needs import on_table
 from tiltyard.change_feed.table_history import read_transactions
 from tiltyard.contracts.checked_rows import CheckedRows
-from tiltyard.model.branches import Branch
 from tiltyard.model.lineage import CommitLineage, LineageSource
 from tiltyard.model.modes import InsertMode
 from tiltyard.model.operations import operation
@@ -49,7 +48,6 @@ from tiltyard.storage.writing import (
     write_rows,
 )
 from tiltyard.tables.contracts.incoming_rows import IncomingContract
-from tiltyard.tables.opening import find_table
 from tiltyard.tables.rows.conflict_retry import ConflictRetry
 from tiltyard.tables.rows.first_version import standardize_map_names
 from tiltyard.tables.rows.schema_adapter import SchemaAdapter
@@ -73,7 +71,7 @@ def create_multipart_write(
     ctx: Context, request: models.CreateMultipartWriteRequest
 ) -> models.CreateMultipartWriteResponse:
     """Start a multipart write. Raises NamespaceNotFoundError, TableNotFoundError, TableBranchNotFoundError."""
-    target = WriteTarget(ctx, find_table(ctx, request.id), Branch.parse(request.branch))
+    target = WriteTarget.named_by(ctx, request)
     target.dataset_if_written()
     upload = ctx.store.create_upload(target.record.id, target.branch.name, "")
     return models.CreateMultipartWriteResponse(upload_id=upload.id)
@@ -143,7 +141,7 @@ def complete_multipart_write(
     The commit says that its rows were made from the path or URI `source`; RecordTableLineage indexes that.
     Raises TransactionNotFoundError, ConcurrentModificationError, InvalidInputError (parts of different kinds).
     """
-    target = WriteTarget(ctx, find_table(ctx, request.id), Branch.parse(request.branch))
+    target = WriteTarget.named_by(ctx, request)
     try:
         _get_upload(target, request.upload_id)
         parts = ctx.store.upload_parts(request.upload_id)
@@ -172,7 +170,7 @@ def abort_multipart_write(
     ctx: Context, request: models.AbortMultipartWriteRequest
 ) -> models.AbortMultipartWriteResponse:
     """Abort a multipart write and delete its files. Raises TransactionNotFoundError."""
-    target = WriteTarget(ctx, find_table(ctx, request.id), Branch.parse(request.branch))
+    target = WriteTarget.named_by(ctx, request)
     _get_upload(target, request.upload_id)
     _abort(ctx, request.upload_id)
     return models.AbortMultipartWriteResponse()

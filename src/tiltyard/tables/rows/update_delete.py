@@ -9,7 +9,6 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.authorization import authorize_table
 from tiltyard.access.needs import on_table
-from tiltyard.model.branches import Branch
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import PoolName, operation
 from tiltyard.model.privileges import Privilege
@@ -19,7 +18,6 @@ from tiltyard.storage.locks import LockKind
 from tiltyard.storage.row_rewrites import delete_rows, update_rows
 from tiltyard.tables.lance_sql.amplification import check_growth
 from tiltyard.tables.lance_sql.expressions import check_expression
-from tiltyard.tables.opening import find_table
 from tiltyard.tables.query.batch_sizes import check_change_memory
 from tiltyard.tables.query.policy_enforcement import check_updates, policy_scope_of_latest, redact_errors_if_restricted
 from tiltyard.tables.rows.conflict_retry import commit_with_retry
@@ -66,7 +64,7 @@ def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.Upd
     """
     updates = _updates(request)
     predicate = _predicate(request.predicate) if request.predicate is not None else None
-    target = WriteTarget(ctx, find_table(ctx, request.id), Branch.parse(request.branch))
+    target = WriteTarget.named_by(ctx, request)
     current = target.record.properties
     # A client may send back all properties that it has read: an equal value is no change.
     changed = {key: value for key, value in (request.properties or {}).items() if current.get(key) != value}
@@ -154,7 +152,7 @@ def delete_from_table(ctx: Context, request: models.DeleteFromTableRequest) -> m
     InvalidInputError, InvalidTableStateError, ConcurrentModificationError.
     """
     predicate = _predicate(request.predicate)
-    target = WriteTarget(ctx, find_table(ctx, request.id), Branch.parse(request.branch))
+    target = WriteTarget.named_by(ctx, request)
     seconds = ctx.settings.conflict_timeout
 
     def checked_condition(dataset: lance.LanceDataset) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lance_namespace.errors import InvalidTableStateError, TableNotFoundError
 
@@ -15,7 +15,7 @@ from tiltyard.runtime.pool import Started, start_soon
 from tiltyard.storage.locations import is_local
 from tiltyard.store import DROPPED
 from tiltyard.tables.commits.idempotency_marks import marks
-from tiltyard.tables.opening import finish_direct_commit, open_to_commit
+from tiltyard.tables.opening import find_table, finish_direct_commit, open_to_commit
 from tiltyard.tables.versions.records import recorded_latest
 
 if TYPE_CHECKING:
@@ -82,6 +82,14 @@ class WriteTarget:
         """
         refuse_view(self.record.properties)
         self.ctx.storage.check_available(self.location)
+
+    @classmethod
+    def named_by(cls, ctx: Context, request: Any) -> WriteTarget:
+        """Return the table and branch that a request names, as its `id` and `branch`.
+
+        Raises NamespaceNotFoundError, TableNotFoundError, InvalidInputError, and as for any other target.
+        """
+        return cls(ctx, find_table(ctx, request.id), Branch.parse(request.branch))
 
     @property
     def location(self) -> str:

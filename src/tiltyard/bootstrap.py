@@ -26,13 +26,16 @@ from tiltyard.runtime.budgets import MemoryBudget
 from tiltyard.runtime.outage_log import OutageLog
 from tiltyard.runtime.process import wall_clock
 from tiltyard.sql.sessions import SqlSessions
-from tiltyard.storage import Storage
-from tiltyard.store import open_store
+from tiltyard.storage import Storage, StorageError
+from tiltyard.store import StoreVersionError, open_store
 from tiltyard.tables.commits.commit_handler import commit_route
 from tiltyard.tables.commits.process_state import CommitLog, FinalizingBackoff, KnownTables
 
 if TYPE_CHECKING:
     from tiltyard.model.operations import ArrowAnswer
+
+STARTUP_ERRORS = (StorageError, StoreVersionError, ConfigError, LanceNamespaceError, ValueError)
+"""What `open_services` raises: each one sentence for the operator."""
 
 
 @cache
@@ -48,7 +51,7 @@ def open_services(settings: Settings, *, database_alone: bool = False) -> Servic
 
     The database is migrated if it is older than the code.
     For operations that need the `database_alone`, the storage is not tried, and the mounts of the settings not made.
-    Raises StorageError, StoreVersionError, ServiceUnavailableError, ConfigError: each one sentence for the operator.
+    Raises STARTUP_ERRORS.
     """
     register_operations()
     database = settings.database_url

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -83,6 +83,17 @@ class Paging:
         if len(entries) <= size:
             return entries, None
         return entries[:size], self.make_token(scope, key_of(entries[size - 1]))
+
+    def cut_page(
+        self, scope: str, token: str | None, limit: int | None, entries: Mapping[str, T]
+    ) -> tuple[dict[str, T], str | None]:
+        """Return one page, by name, of entries that are all there, and the token of the next one (None on the last)."""
+
+        def fetch(after: str | None, count: int) -> list[str]:
+            return [name for name in sorted(entries) if after is None or name > after][:count]
+
+        page, following = self.fetch_page(scope, token, limit, fetch, lambda name: name)
+        return {name: entries[name] for name in page}, following
 
 
 def _is_signed_name(token: str) -> bool:

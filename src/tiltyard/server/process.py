@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from urllib.parse import unquote
 
 import uvicorn
-from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.api.app import Api
 from tiltyard.api.limits.connections import CONNECTIONS, Connections
-from tiltyard.bootstrap import open_services
-from tiltyard.config import ConfigError, Settings
+from tiltyard.bootstrap import STARTUP_ERRORS, open_services
+from tiltyard.config import Settings
 from tiltyard.context import Services, do_nothing
 from tiltyard.runtime.machinery import close_machinery
 from tiltyard.runtime.process import describe, refuse
@@ -34,8 +33,6 @@ from tiltyard.server.memory import bound_vectors, give_memory_back, keep_large_b
 from tiltyard.server.query_process import start_query_process
 from tiltyard.server.startup_checks import uvicorn_network_options
 from tiltyard.sql.processes import QueryProcesses
-from tiltyard.storage import StorageError
-from tiltyard.store import StoreVersionError
 from tiltyard.worker import DriverPool, ProcessRecorder, Worker
 
 if TYPE_CHECKING:
@@ -142,16 +139,16 @@ class BackgroundWork:
         self._record.stop(RECORD_SECONDS)
 
 
-def open_services_or_refuse(settings: Settings, *, database_alone: bool = False) -> Services:
+def open_services_or_refuse(settings: Settings) -> Services:
     """Open the services of the process; end it with one sentence for the operator where `open_services` fails."""
     try:
         set_up_logging(settings)
         set_up_tracing(settings)
         raise_descriptor_limit()
         keep_large_buffers()
-        services = open_services(settings, database_alone=database_alone)
+        services = open_services(settings)
         return replace(services, sql_processes=QueryProcesses(settings, partial(start_query_process, settings)))
-    except (StorageError, StoreVersionError, ConfigError, LanceNamespaceError, ValueError) as error:
+    except STARTUP_ERRORS as error:
         refuse(describe(error))
 
 

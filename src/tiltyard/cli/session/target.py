@@ -117,15 +117,11 @@ def open_root(settings: Settings, *, creates: bool = False, database_alone: bool
     from tiltyard.runtime.lazy_imports import import_lazily
 
     import_lazily()
-    from lance_namespace.errors import LanceNamespaceError
-
-    from tiltyard.bootstrap import open_services, run_sql
+    from tiltyard.bootstrap import STARTUP_ERRORS, open_services, run_sql
     from tiltyard.calls.in_process_caller import InProcessCaller
-    from tiltyard.config import ConfigError
     from tiltyard.model.principals import OPERATOR
     from tiltyard.runtime.process import describe
-    from tiltyard.storage import StorageError
-    from tiltyard.store import StoreVersionError, database_exists
+    from tiltyard.store import database_exists
 
     try:
         if not creates and not database_exists(settings.database_url):
@@ -134,7 +130,7 @@ def open_root(settings: Settings, *, creates: bool = False, database_alone: bool
                 ExitStatus.NOT_FOUND,
             )
         services = open_services(settings, database_alone=database_alone)
-    except (StorageError, StoreVersionError, ConfigError, LanceNamespaceError, ValueError) as error:
+    except STARTUP_ERRORS as error:
         raise CommandError(describe(error)) from error
     return InProcessCaller(services, OPERATOR, on_close=services.close, run_sql=run_sql)
 

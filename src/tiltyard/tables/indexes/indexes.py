@@ -167,16 +167,9 @@ def list_table_indices(ctx: Context, request: models.ListTableIndicesRequest) ->
     unfinished = {**builds.failed, **builds.building}
     contents = {name: _queued_content(record, rows, builds) for name, record in unfinished.items()}
     contents |= {index.name: _built_content(table.dataset, index, rows, builds) for index in built}
-    entries = sorted(contents.values(), key=lambda entry: entry.index_name)
-
-    def next_entries(after: str | None, count: int) -> Sequence[models.IndexContent]:
-        return [entry for entry in entries if after is None or entry.index_name > after][:count]
-
     scope = f"indices {table_id(request.id)}"
-    page, token = ctx.paging.fetch_page(
-        scope, request.page_token, request.limit, next_entries, lambda entry: entry.index_name
-    )
-    return models.ListTableIndicesResponse(indexes=list(page), page_token=token)
+    page, token = ctx.paging.cut_page(scope, request.page_token, request.limit, contents)
+    return models.ListTableIndicesResponse(indexes=list(page.values()), page_token=token)
 
 
 def _open(

@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 
 UPLOAD = "tiltyard.upload"
 _SEARCHED_VERSIONS = 100
+_MAX_ABANDONED = 100
+"""Uploads that one sweep aborts."""
 FIRST = "First"
 """The kind of parts that were written for a table without data; the other kinds are the modes of inserts."""
 
@@ -176,9 +178,9 @@ def abort_multipart_write(
     return models.AbortMultipartWriteResponse()
 
 
-def abandon_stale_uploads(ctx: Context, older_than_ms: int, limit: int = 100) -> int:
+def abandon_stale_uploads(ctx: Context, older_than_ms: int) -> int:
     """Abort multipart writes that started long ago and were neither completed nor aborted; return their number."""
-    stale = ctx.store.stale_uploads(ctx.clock() - older_than_ms, limit)
+    stale = ctx.store.stale_uploads(ctx.clock() - older_than_ms, _MAX_ABANDONED)
     for upload in stale:
         try:
             _abort(ctx, upload.id)

@@ -98,16 +98,9 @@ def list_table_branches(ctx: Context, request: models.ListTableBranchesRequest) 
     """List the branches other than main, by name. Raises what opening a table raises, InvalidInputError."""
     table = open_for_reading(ctx, request.id)
     branches = branches_of(ctx, table)
-    names = sorted(branches)
-    page, token = ctx.paging.fetch_page(
-        f"branches {table.record.id}",
-        request.page_token,
-        request.limit,
-        lambda after, count: [name for name in names if after is None or name > after][:count],
-        lambda name: name,
-    )
+    page, token = ctx.paging.cut_page(f"branches {table.record.id}", request.page_token, request.limit, branches)
     return models.ListTableBranchesResponse(
-        branches={name: _contents(branches[name]) for name in page}, page_token=token
+        branches={name: _contents(branch) for name, branch in page.items()}, page_token=token
     )
 
 

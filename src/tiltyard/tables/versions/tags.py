@@ -41,15 +41,8 @@ def list_table_tags(ctx: Context, request: models.ListTableTagsRequest) -> model
     """List tags with their versions, by name. Raises what opening a table raises, InvalidInputError."""
     table = open_for_reading(ctx, request.id)
     tags = tags_of(ctx, table)
-    names = sorted(tags)
-    page, token = ctx.paging.fetch_page(
-        f"tags {table.record.id}",
-        request.page_token,
-        request.limit,
-        lambda after, count: [name for name in names if after is None or name > after][:count],
-        lambda name: name,
-    )
-    return models.ListTableTagsResponse(tags={name: _contents(tags[name]) for name in page}, page_token=token)
+    page, token = ctx.paging.cut_page(f"tags {table.record.id}", request.page_token, request.limit, tags)
+    return models.ListTableTagsResponse(tags={name: _contents(tag) for name, tag in page.items()}, page_token=token)
 
 
 def _contents(tag: Any) -> models.TagContents:

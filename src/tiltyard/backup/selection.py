@@ -71,14 +71,14 @@ class SelectedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class BackupSelection:
     """The files of a table's folder to back up, and the locations of files elsewhere that a shallow clone uses."""
 
     files: list[SelectedFile]
     elsewhere: set[str]
 
 
-def select_files(ctx: Context, table: TableState) -> Selection:
+def select_files(ctx: Context, table: TableState) -> BackupSelection:
     """Return the files that the versions of a table in the snapshot need.
 
     Versions that were committed after the snapshot are left out, and files of writes that are not committed. Raises
@@ -101,7 +101,7 @@ def select_files(ctx: Context, table: TableState) -> Selection:
     ]
     found = {file.unit for _, file in classified if file is not None}
     _check_complete(table, {branch.key for branch in branches}, found, tracked, selected)
-    return Selection(selected, elsewhere)
+    return BackupSelection(selected, elsewhere)
 
 
 def _is_needed(table: TableState, file: TableFile, units: set[str]) -> bool:

@@ -31,11 +31,11 @@ class Node:
     path: Id
     is_table: bool
     is_current: bool = False
-    children: Level | None = None
+    children: TreeLevel | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class TreeLevel:
     """Some of the entries directly in a namespace; `cursor` continues it, "" at its end."""
 
     path: Id
@@ -49,7 +49,7 @@ def show_level(page: PageRequest) -> Page:
     return Page("tree_level.html", {"level": level}, fragment=True)
 
 
-def read_level(calls: PageCalls, path: Id, cursor: str = "", size: int = LEVEL_SIZE) -> Level:
+def read_level(calls: PageCalls, path: Id, cursor: str = "", size: int = LEVEL_SIZE) -> TreeLevel:
     """Return a page of a level: namespaces first, then tables. Raises NamespaceNotFoundError, InvalidInputError."""
     kind, _, token = cursor.partition(":")
     nodes: list[Node] = []
@@ -57,16 +57,16 @@ def read_level(calls: PageCalls, path: Id, cursor: str = "", size: int = LEVEL_S
         listed = calls.call("ListNamespaces", id=list(path), limit=size, page_token=token or None)
         nodes += [Node(Id((*path, name)), is_table=False) for name in listed.namespaces]
         if listed.page_token:
-            return Level(path, nodes, f"{NAMESPACES}:{listed.page_token}")
+            return TreeLevel(path, nodes, f"{NAMESPACES}:{listed.page_token}")
         token = ""
     if (room := size - len(nodes)) <= 0:
-        return Level(path, nodes, f"{TABLES}:")
+        return TreeLevel(path, nodes, f"{TABLES}:")
     listed = calls.call("ListTables", id=list(path), limit=room, page_token=token or None)
     nodes += [Node(Id((*path, name)), is_table=True) for name in listed.tables]
-    return Level(path, nodes, f"{TABLES}:{listed.page_token}" if listed.page_token else "")
+    return TreeLevel(path, nodes, f"{TABLES}:{listed.page_token}" if listed.page_token else "")
 
 
-def read_tree(calls: PageCalls, current: Id, *, is_table: bool) -> Level:
+def read_tree(calls: PageCalls, current: Id, *, is_table: bool) -> TreeLevel:
     """Return the first level, with the namespaces above the current object unfolded.
 
     What its reader cannot see, or has no answer just now, leaves its level empty: the page beside it says why.
@@ -74,11 +74,11 @@ def read_tree(calls: PageCalls, current: Id, *, is_table: bool) -> Level:
     return _unfold(calls, Id(), current, is_table)
 
 
-def _unfold(calls: PageCalls, path: Id, current: Id, is_table: bool) -> Level:
+def _unfold(calls: PageCalls, path: Id, current: Id, is_table: bool) -> TreeLevel:
     try:
         level = read_level(calls, path)
     except LanceNamespaceError:
-        return Level(path, ())
+        return TreeLevel(path, ())
     if len(current) <= len(path):
         return level
     following = Id(current[: len(path) + 1])
@@ -92,7 +92,7 @@ def _unfold(calls: PageCalls, path: Id, current: Id, is_table: bool) -> Level:
     nodes = [node if (entry.path, entry.is_table) == (node.path, node.is_table) else entry for entry in level.nodes]
     if node not in nodes:
         nodes.insert(0, node)  # beyond the first page: shown in front of it
-    return Level(path, nodes, level.cursor)
+    return TreeLevel(path, nodes, level.cursor)
 
 
 PAGE_SIZE = 100

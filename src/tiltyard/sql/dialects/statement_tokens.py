@@ -16,7 +16,7 @@ _BEFORE_QUERIES = frozenset({"all", "explain", "analyze", "verbose"})
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FunctionCall:
     """A call of a function: its name, and the first tokens of its arguments and those behind them."""
 
     name: str
@@ -79,7 +79,7 @@ class StatementTokens:
         is_defined = self._word_at(behind) == "as" and self._word_at(behind + 1) in ("(", "materialized", "not")
         return not is_defined
 
-    def _call_at(self, at: int) -> Call:
+    def _call_at(self, at: int) -> FunctionCall:
         end = self._closes.get(at + 1, len(self._words))
         arguments, start, position = [], at + 2, at + 2
         while position < end:
@@ -89,7 +89,7 @@ class StatementTokens:
             position = self._closes.get(position, position) + 1
         if start < end or arguments:
             arguments.append((start, end))
-        return Call(self._words[at], at, end, tuple(arguments))
+        return FunctionCall(self._words[at], at, end, tuple(arguments))
 
     def _is_joined(self, at: int, size: int) -> bool:
         return all(self._tokens[i].end() == self._tokens[i + 1].start() for i in range(at, at + size - 1))

@@ -15,7 +15,7 @@ from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
 from tiltyard.sql.dialects.clauses import check_clauses
 from tiltyard.sql.dialects.formats import check_parsed, from_strftime, from_template
-from tiltyard.sql.dialects.statement_tokens import BETWEEN_QUERIES, JSON_TYPES, Call, StatementTokens, unclear
+from tiltyard.sql.dialects.statement_tokens import BETWEEN_QUERIES, JSON_TYPES, FunctionCall, StatementTokens, unclear
 from tiltyard.sql.dialects.words import REFUSED, RENAMED, TRANSLATIONS, TYPES
 
 _ARROWS: Mapping[tuple[str, ...], str] = {
@@ -130,7 +130,7 @@ class _Translation(StatementTokens):
         elif following == "(" and self._is_call(at):
             self._call(self._call_at(at))
 
-    def _call(self, call: Call) -> None:
+    def _call(self, call: FunctionCall) -> None:
         name = call.name
         if (instead := REFUSED.get(name)) is not None:
             raise UnsupportedOperationError(f"The function {name} is not served: write {instead}.")
@@ -143,7 +143,7 @@ class _Translation(StatementTokens):
         elif (template := TRANSLATIONS.get(name, {}).get(len(call.arguments))) is not None:
             self._fill(call, template)
 
-    def _fill(self, call: Call, template: str) -> None:
+    def _fill(self, call: FunctionCall, template: str) -> None:
         """Write a call as a text with its arguments in their places."""
         parts = template.split("{}")
         self._replaced[call.at] = ""
@@ -232,7 +232,7 @@ class _Translation(StatementTokens):
         elif word in TYPES:
             self._replaced[at + 1] = TYPES[word]
 
-    def _format(self, call: Call, translated: Callable[[str], str], *, needs_text: bool) -> None:
+    def _format(self, call: FunctionCall, translated: Callable[[str], str], *, needs_text: bool) -> None:
         """Translate the format that is the second argument of a call; it is a constant text."""
         if len(call.arguments) != 2:
             return
@@ -244,21 +244,21 @@ class _Translation(StatementTokens):
         elif needs_text:
             raise UnsupportedOperationError(f"The format of {call.name} has to be a text in the query, as '%Y-%m-%d'.")
 
-    def _strftime(self, call: Call) -> None:
+    def _strftime(self, call: FunctionCall) -> None:
         self._replaced[call.at] = "to_char"
         self._format(call, from_strftime, needs_text=True)
 
-    def _strptime(self, call: Call) -> None:
+    def _strptime(self, call: FunctionCall) -> None:
         self._replaced[call.at] = "to_timestamp"
         self._format(call, lambda text: check_parsed(from_strftime(text)), needs_text=True)
 
-    def _to_char(self, call: Call) -> None:
+    def _to_char(self, call: FunctionCall) -> None:
         self._format(call, from_template, needs_text=False)
 
-    def _to_time(self, call: Call) -> None:
+    def _to_time(self, call: FunctionCall) -> None:
         self._format(call, lambda text: check_parsed(from_template(text)), needs_text=False)
 
-    def _json_path(self, call: Call) -> None:
+    def _json_path(self, call: FunctionCall) -> None:
         if len(call.arguments) != 2:
             return
         start, end = call.arguments[1]
@@ -267,13 +267,13 @@ class _Translation(StatementTokens):
         else:
             self._require_text(start, end)
 
-    def _json_names(self, call: Call) -> None:
+    def _json_names(self, call: FunctionCall) -> None:
         """Write `json_extract_path(doc, 'a', 'b')` as a call with a list of its names."""
         if len(call.arguments) > 1:
             self._replaced[call.at] = "json_walk_text" if call.name.endswith("_text") else "json_walk"
             self._wraps.append(_Wrap(call.arguments[1][0], call.end, "make_array(", ")"))
 
-    def _cast_call(self, call: Call) -> None:
+    def _cast_call(self, call: FunctionCall) -> None:
         last = self._word_at(call.end - 1)
         if self._word_at(call.end - 2) != "as":
             return
@@ -283,7 +283,7 @@ class _Translation(StatementTokens):
         elif last in TYPES:
             self._replaced[call.end - 1] = TYPES[last]
 
-    def _concatenate(self, call: Call) -> None:
+    def _concatenate(self, call: FunctionCall) -> None:
         """Write an aggregate that joins texts, whose separator is a comma if it has none."""
         self._replaced[call.at] = "string_agg"
         if len(call.arguments) == 1:
@@ -291,7 +291,7 @@ class _Translation(StatementTokens):
             order = next((at for at in range(start, end) if self._words[at] == "order"), end)
             self._wraps.append(_Wrap(start, order, "", ", ','"))
 
-    def _at_extreme(self, call: Call) -> None:
+    def _at_extreme(self, call: FunctionCall) -> None:
         """Write `arg_max(a, b)` as the first `a` by descending `b`; rows in which either is null do not count."""
         if len(call.arguments) != 2:
             return
@@ -308,7 +308,7 @@ class _Translation(StatementTokens):
         self._replaced[comma] = " END IGNORE NULLS ORDER BY "
         self._replaced[call.end] = f" {order} NULLS LAST)"
 
-    def _bucket(self, call: Call) -> None:
+    def _bucket(self, call: FunctionCall) -> None:
         """Write DuckDB's buckets of times as bins with its origins: of months, and of what is no month."""
         if len(call.arguments) != 2:
             return
@@ -322,7 +322,7 @@ class _Translation(StatementTokens):
         self._replaced[call.at] = "date_bin"
         self._replaced[call.end] = f", TIMESTAMP '{origin}')"
 
-    def _pack(self, call: Call) -> None:
+    def _pack(self, call: FunctionCall) -> None:
         """Write `struct_pack(a := 1)` as `named_struct('a', 1)`."""
         for start, end in call.arguments:
             if self._words[start + 1 : start + 3] != [":", "="] or start + 3 >= end or not self._is_name(start):
@@ -352,7 +352,7 @@ class _Translation(StatementTokens):
         return "".join([*parts, self._text[position:]])
 
 
-_SPECIAL: Mapping[str, Callable[[_Translation, Call], None]] = {
+_SPECIAL: Mapping[str, Callable[[_Translation, FunctionCall], None]] = {
     "strftime": _Translation._strftime,
     "strptime": _Translation._strptime,
     "to_char": _Translation._to_char,

@@ -102,7 +102,7 @@ def serve(folder: Path) -> None:
     trace.install()
     signal.signal(signal.SIGUSR1, answer)
     signal.signal(signal.SIGUSR2, answer)
-    main_command(["serve", "--root", str(folder / "root"), "--port", "0", "--workers", "1"])
+    main_command(["serve", "--root", str(folder / "root"), "--port", "0", "--workers", "1", "--jobs", "0"])
 
 
 def post(url: str, body: Mapping[str, Any] | bytes) -> bytes:

@@ -8,6 +8,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN := .venv/.run
 DEV := .venv/.dev
+COMPILED := .venv/.compiled
 SPEC_FOLDER := ../shared/spec
 SECONDS ?= 600
 # Tests start Python by the hundred: where it may not keep what it has compiled, each start compiles all again.
@@ -38,7 +39,7 @@ test-all: $(DEV) services lint ## The same with what multiplies it: PostgreSQL a
 	$(PYTEST) $(PROCESSES) $(PYTEST_ARGS)
 
 lint: $(DEV) ## Style, types, direction of imports, and whether generated files are current.
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target $(CHECKS)
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target $(CHECKS) $(COMPILED)
 
 check-types:
 	$(BIN)/mypy
@@ -124,3 +125,8 @@ $(RUN): requirements.lock pyproject.toml scripts/install_packages.sh
 $(DEV): requirements-dev.lock pyproject.toml scripts/install_packages.sh
 	@bash scripts/install_packages.sh $(PYTHON) requirements-dev.lock
 	@touch $@ $(RUN)
+
+# What all tests import, compiled once: the processes that run them begin together, and each would compile all of it.
+$(COMPILED): $(DEV)
+	@$(BIN)/python -m pytest --collect-only --quiet --no-header >/dev/null
+	@touch $@

@@ -11,13 +11,12 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import sync_playwright
 
 from tests.browser.conftest import find_browser
-from tests.browser.viewer import HEIGHT, MAX_BAR, Viewer
+from tests.browser.viewer import HEIGHT, MAX_BAR, Viewer, run_axe
 from tests.services.console_data import make_tables
 from tests.services.server import ServerProcess
 from tests.services.wire import Wire
@@ -111,7 +110,7 @@ def prepare(server: ServerProcess) -> str:
 
 def examine(page: Page) -> Finding:
     """Have axe-core run all its rules, those of good practice too."""
-    found: dict[str, Any] = Axe().run(page).response
+    found = run_axe(page)
     violations = {each["id"]: [node["html"][:160] for node in each["nodes"][:4]] for each in found["violations"]}
     excess = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     header = "document.querySelector('header').offsetHeight"

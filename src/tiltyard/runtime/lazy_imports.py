@@ -1,8 +1,9 @@
 """Skip unused imports of packages, which were two thirds of a server's start-up time.
 
-    python -m tiltyard.runtime.lazy_imports MODULE
+    python -m tiltyard.runtime.lazy_imports MODULE …
+    python -m tiltyard.runtime.lazy_imports --with-pandas MODULE …
 
-runs a module this way, for helper processes of a server.
+runs a module this way, for helper processes of a server; with pandas where it runs what may convert to it.
 
 `lance_namespace` imports a client of generated pydantic models (1.1 s of CPU), while a server uses only its errors.
 pyarrow imports pandas where it is installed (0.4 s), which a server does not use. `bench/starting.py` measures it.
@@ -20,6 +21,7 @@ from typing import Any
 
 UPSTREAM = "lance_namespace"
 PANDAS = "pandas"
+WITH_PANDAS = "--with-pandas"
 
 
 def import_lazily() -> None:
@@ -99,5 +101,9 @@ class _PandasHider:
 
 if __name__ == "__main__":
     del sys.argv[0]
-    import_lazily()
+    if sys.argv[0] == WITH_PANDAS:
+        del sys.argv[0]
+        defer_lance_namespace()
+    else:
+        import_lazily()
     runpy.run_module(sys.argv[0], run_name="__main__")

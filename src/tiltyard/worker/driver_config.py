@@ -27,7 +27,7 @@ from tiltyard.model.settings.spark_properties import check_spark_properties, to_
 from tiltyard.storage.roots import SPARK_EVENTS_FOLDER
 from tiltyard.store import TransactionRecord
 
-_DRIVER_MODULE = "tiltyard.pipeline.driver.process"
+_DRIVER = ("-m", "tiltyard.runtime.lazy_imports", "--with-pandas", "tiltyard.pipeline.driver.process")
 _SUBMITTED_FILE = Path(__file__).parent.parent / "pipeline" / "driver" / "submitted" / "spark_driver.py"
 """The driver's code, which nothing here imports: it is a client, in a process of its own."""
 
@@ -95,7 +95,7 @@ def job_spark_conf(settings: Settings, record: TransactionRecord) -> dict[str, s
 
 def warm_command(settings: Settings) -> list[str]:
     """Return the command of a warm driver, which drives one job after the other."""
-    return [sys.executable, "-m", _DRIVER_MODULE, *_code_flag(settings)]
+    return [sys.executable, *_DRIVER, *_code_flag(settings)]
 
 
 def submit_command(settings: Settings, record: TransactionRecord, folder: Path) -> list[str]:

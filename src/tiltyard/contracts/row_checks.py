@@ -41,8 +41,18 @@ def failing_rows(checks: Sequence[RowCheck], rows: pa.Table) -> list[pa.ChunkedA
 
     Raises RefusedError for a condition that cannot be computed on these rows.
     """
+    rows = _without_dictionaries(rows)
     expected = iter(_failing_expectations([check for check in checks if check.kind == "expect"], rows))
     return [next(expected) if check.kind == "expect" else _FAILING[check.kind](check, rows) for check in checks]
+
+
+def _without_dictionaries(rows: pa.Table) -> pa.Table:
+    """Return rows with plain values in place of dictionaries, which few functions of Arrow take."""
+    for index, field in enumerate(rows.schema):
+        if pa.types.is_dictionary(field.type):
+            plain = pa.field(field.name, field.type.value_type)
+            rows = rows.set_column(index, plain, rows.column(index).cast(plain.type))
+    return rows
 
 
 def split_failing(checks: Sequence[RowCheck], rows: pa.Table) -> tuple[pa.Table, list[tuple[str, dict[str, Any]]]]:
@@ -104,6 +114,7 @@ def _failing_expectations(checks: Sequence[RowCheck], rows: pa.Table) -> list[pa
 
 def _compute(checks: Sequence[RowCheck], rows: pa.Table) -> pa.Table:
     """Return the values of conditions, true, false or null, a column for each. Raises RefusedError."""
+    rows = _without_dictionaries(rows)
     import lance  # noqa: PLC0415  # most checks do without
 
     read = dict.fromkeys(name for check in checks for name in expected_columns(rows.schema, check.arguments[0]))

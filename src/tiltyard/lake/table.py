@@ -275,10 +275,13 @@ class Table(TableReader):
 
     # Columns, indexes, files
 
-    def drop_columns(self, columns: Names, *, branch: str | None = None) -> Run:
-        """Drop columns; earlier versions keep them. Raises TableColumnNotFoundError, InvalidInputError."""
-        names = list_names(columns, "columns")
-        return self._change("drop_columns", "AlterTableDropColumns", _VERSION, columns=names, branch=branch)
+    def drop_columns(self, columns: Names, *, branch: str | None = None, allow_breaking: bool = False) -> Run:
+        """Drop columns; earlier versions keep them. Raises TableColumnNotFoundError, InvalidInputError.
+
+        Columns that policies, views or contracts of other tables read are not dropped, unless you `allow_breaking`.
+        """
+        fields = {"columns": list_names(columns, "columns"), "allow_breaking": allow_breaking or None}
+        return self._change("drop_columns", "AlterTableDropColumns", _VERSION, branch=branch, **fields)
 
     def alter(
         self,
@@ -288,16 +291,19 @@ class Table(TableReader):
         type: DataType | None = None,  # noqa: A002  # as of `add_column`
         nullable: bool | None = None,
         branch: str | None = None,
+        allow_breaking: bool = False,
     ) -> Run:
         """Rename a column, cast it to another type, or say whether it may be null.
 
+        One that policies, views or contracts of other tables read keeps its name and type, unless you `allow_breaking`.
         Raises TableColumnNotFoundError, InvalidInputError.
         """
         data_type = None if type is None else json_type(type)
         entry = present(path=column, rename=rename, data_type=data_type, nullable=nullable)
         if len(entry) == 1:
             raise InvalidInputError("Give what to alter: rename, type or nullable.")
-        return self._change("alter", "AlterTableAlterColumns", _VERSION, alterations=[entry], branch=branch)
+        fields: dict[str, Any] = {"alterations": [entry], "allow_breaking": allow_breaking or None}
+        return self._change("alter", "AlterTableAlterColumns", _VERSION, branch=branch, **fields)
 
     def drop_index(self, name: str, *, branch: str | None = None) -> None:
         """Drop an index by its name (`list_indices`). Raises TableIndexNotFoundError."""

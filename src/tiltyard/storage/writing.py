@@ -388,7 +388,7 @@ def commit_next(
     """Commit an operation as the version right after that of `dataset`, and return it.
 
     `dataset` does not use the commit route. Raises ConcurrentModificationError if another commit came first (nothing
-    was committed), else what Lance raises.
+    was committed), why the route refused it for good, else what Lance raises.
     """
     base = int(dataset.version)
     refused: list[int] = []
@@ -404,6 +404,8 @@ def commit_next(
     except Exception as error:
         if refused or any(is_conflict(each) for each in (error, error.__cause__) if each is not None):
             raise ConcurrentModificationError("Another commit to the table came first.") from error
+        if commit_route is not None and commit_route.refusals:
+            raise commit_route.refusals[0] from error
         raise
 
 

@@ -15,12 +15,17 @@ from lance_namespace.errors import (
     TableSchemaValidationError,
     UnsupportedOperationError,
 )
+from msgspec import structs
 from tests.tables.bodies import Streamed
 from tests.tables.bodies import small as body
 from tests.tables.rows.calls import begin_upload, complete_upload, insert, merge
+from tests.tables.schema.test_select_views import View
 from tests.tables.served import ask, models, run_concurrently
 
+from tiltyard.catalog.grants import grant_privileges
+from tiltyard.catalog.policies import set_table_policy
 from tiltyard.contracts.contract import PROPERTY
+from tiltyard.model.principals import Principal
 from tiltyard.tables.contracts import declaration, enforcement
 from tiltyard.tables.contracts.declaration import (
     describe_table_contract,
@@ -29,6 +34,7 @@ from tiltyard.tables.contracts.declaration import (
 )
 from tiltyard.tables.contracts.testing import test_table as run_test
 from tiltyard.tables.keys.declaration import drop_table_primary_key, set_table_primary_key
+from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.rows.update_delete import delete_from_table, update_table
 from tiltyard.tables.schema.columns import (
     alter_table_add_columns,
@@ -429,3 +435,64 @@ def test_writers_without_a_contract_meet_a_changed_one_as_a_conflict(table: Serv
     set_contract(table)
     with pytest.raises(ConcurrentModificationError, match=r"contract"):
         table.services.store.set_contract(record, None, {})
+
+
+def test_view_is_checked_before_it_is_published_and_its_source_keeps_what_it_reads(tmp_path: Path) -> None:
+    view = View(tmp_path, "SELECT id, name FROM t WHERE id < 50")
+    view.refresh()
+    request = ask(models.SetTableContractRequest, id="v", checks=["expect(name <> 'bad')", "rows >= 10"])
+    set_table_contract(view.server.ctx, request)
+    view.source.update({"name": "'bad'"}, where="id = 7")
+    failed = view.run()
+    assert failed.status == "Failed", failed.error
+    assert "expect(name <> 'bad') fails for a row with name = 'bad'" in failed.error
+    assert view.server.open("v").count_rows("name = 'bad'") == 0
+    view.source.update({"name": "'good'"}, where="id = 7")
+    view.refresh()
+    assert view.server.open("v").count_rows("name = 'good'") == 1
+    assert run_test(view.server.ctx, ask(models.TestTableRequest, id="v")).passed
+    rename = ask(models.AlterTableAlterColumnsRequest, id="t", alterations=[{"path": "name", "rename": "title"}])
+    with pytest.raises(InvalidInputError, match=r"'name' is read by the materialized view v: .* allow_breaking"):
+        alter_table_alter_columns(view.server.ctx, rename)
+    alter_table_alter_columns(view.server.ctx, structs.replace(rename, allow_breaking=True))
+    view.server.services.close()
+
+
+def test_refusal_tells_a_caller_under_a_policy_no_values(table: Server) -> None:
+    set_contract(table)
+    policy = ask(models.SetTablePolicyRequest, id="t", name="own", filter="id < 3")
+    set_table_policy(table.ctx, policy)
+    grant = {"object_kind": "table", "id": ["t"], "grantee": "ann", "privileges": ["read", "write"]}
+    grant_privileges(table.ctx, ask(models.GrantPrivilegesRequest, **grant))
+    ann = structs.replace(table.ctx, principal=Principal("ann"))
+    request = ask(models.UpdateTableRequest, id="t", updates=[["price", "price - 100"]])
+    with pytest.raises(TableSchemaValidationError, match=r"expect.price >= 0. fails for a row; nothing was") as refused:
+        update_table(ann, request)
+    assert "98" not in str(refused.value)
+
+
+def test_dictionaries_are_checked_by_their_values(server: Server) -> None:
+    def words(*values: str | None, start: int = 1) -> pa.Table:
+        ids = pa.array(range(start, start + len(values)), pa.int64())
+        return pa.table({"id": ids, "word": pa.array(values, pa.string()).dictionary_encode()})
+
+    for number, version in enumerate(("2.1", "2.0")):
+        create = ask(
+            models.CreateTableRequest, id=f"d{number}", storage_options={"new_table_data_storage_version": version}
+        )
+        create_table(server.ctx, create, body(words("a", "b", None)))
+        checks = ["in_set(word, a, b)", "expect(length(word) = 1)"]
+        request = ask(models.SetTableContractRequest, id=f"d{number}", checks=checks)
+        if version == "2.0":
+            with pytest.raises(InvalidInputError, match="is a dictionary"):
+                set_table_contract(server.ctx, request)
+            set_table_primary_key(server.ctx, ask(models.SetTablePrimaryKeyRequest, id=f"d{number}", columns=["id"]))
+            insert(server, body(words("c", start=9)), name=f"d{number}", mode="overwrite")
+            continue
+        set_table_contract(server.ctx, request)
+        with pytest.raises(TableSchemaValidationError, match="word = 'c'"):
+            insert(server, body(words("c")), name=f"d{number}")
+        update = ask(models.UpdateTableRequest, id=f"d{number}", updates=[["word", "'bb'"]], predicate="id = 1")
+        with pytest.raises(TableSchemaValidationError, match="word = 'bb'"):
+            update_table(server.ctx, update)
+        insert(server, body(words("a", None)), name=f"d{number}", mode="overwrite")

@@ -181,6 +181,7 @@ class AlterTableAlterColumnsRequest(Request, kw_only=True):
     id: list[str] | None = None
     branch: str | None = None
     alterations: list[AlterColumnsEntry]
+    allow_breaking: bool | None = None
 
 
 class AlterTableAlterColumnsResponse(Response, kw_only=True):
@@ -215,6 +216,7 @@ class AlterTableDropColumnsRequest(Request, kw_only=True):
     id: list[str] | None = None
     branch: str | None = None
     columns: list[str]
+    allow_breaking: bool | None = None
 
 
 class AlterTableDropColumnsResponse(Response, kw_only=True):

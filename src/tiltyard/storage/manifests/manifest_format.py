@@ -203,6 +203,10 @@ def message_of(content: bytes) -> bytes:
     return content[position + LENGTH.size : -_FOOTER.size]
 
 
+_TYPE_FIELD, _DICTIONARY_FIELDS, _DICTIONARY = 5, (7, 8), b"dict:"
+"""Of a column: its type as text, its encoding and where its dictionary is; how types of dictionaries begin."""
+
+
 def column_ids(content: bytes) -> frozenset[int]:
     """Return the ids of all columns, nested ones too, of a manifest that Lance staged here: it writes columns first."""
     message = message_of(content)
@@ -242,6 +246,39 @@ def _with_path(base: bytes, convert: Callable[[str], str]) -> bytes:
         converted += field_bytes
         start = end
     return bytes(converted)
+
+
+def without_dictionaries(message: bytes) -> bytes:
+    """Return a manifest's message in which columns of dictionaries are those of their values.
+
+    Lance opens a manifest with such columns from its file alone, even if its content is at hand. Other columns are read
+    as they are; those themselves rightly in files of Lance's format 2.1 and later.
+    """
+    if _DICTIONARY not in message:
+        return message
+    plain, start = bytearray(), 0
+    for key, end in _field_ends(message):
+        field_bytes = message[start:end]
+        if key == _COLUMNS_FIELD:
+            field_bytes = _encode_bytes(key, _without_dictionary(next(byte_fields(field_bytes, key))))
+        plain += field_bytes
+        start = end
+    return bytes(plain)
+
+
+def _without_dictionary(column: bytes) -> bytes:
+    """Return a schema's field as a manifest has it, with the type of its values in place of a dictionary."""
+    kind = next(byte_fields(column, _TYPE_FIELD), b"")
+    if not kind.startswith(_DICTIONARY):
+        return column
+    plain, start = bytearray(), 0
+    for key, end in _field_ends(column):
+        if key == _TYPE_FIELD:
+            plain += _encode_bytes(key, kind.split(b":")[1])
+        elif key not in _DICTIONARY_FIELDS:
+            plain += column[start:end]
+        start = end
+    return bytes(plain)
 
 
 def _encode_bytes(field_number: int, value: bytes) -> bytes:

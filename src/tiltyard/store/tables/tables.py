@@ -126,6 +126,10 @@ DECLARED_OF_LIST = """
     SELECT namespace_id, name, properties FROM tables
     WHERE declared AND namespace_id IN ({namespaces}) AND name IN ({names})
 """
+WITH_CONTRACTS = f"SELECT {TableRecord.COLUMNS} FROM tables WHERE contract IS NOT NULL ORDER BY id LIMIT ?"
+PLAIN_VIEWS = f"""
+    SELECT {TableRecord.COLUMNS} FROM tables WHERE declared AND properties LIKE ? ORDER BY id LIMIT ?
+"""
 VIEWS_AMONG = """
     SELECT name FROM tables JOIN views ON views.table_id = tables.id WHERE namespace_id = ? AND name IN ({names})
 """
@@ -407,6 +411,17 @@ class Tables(Repository):
             return set()
         rows = self.connection.rows(DECLARED_AMONG.format(names=placeholders(names)), namespace_id, *names)
         return {name for name, properties in rows if QUERY_PROPERTY in decode(properties)}
+
+    @reads
+    def tables_with_contracts(self, limit: int) -> list[tuple[TableRecord, str]]:
+        """Return tables that have a contract, each with that."""
+        rows = self.connection.rows(WITH_CONTRACTS, limit)
+        return [(record, record.contract) for record in map(TableRecord.of, rows) if record.contract is not None]
+
+    @reads
+    def plain_views(self, limit: int) -> list[TableRecord]:
+        """Return the plain views of the catalog."""
+        return [TableRecord.of(row) for row in self.connection.rows(PLAIN_VIEWS, f"%{QUERY_PROPERTY}%", limit)]
 
     @reads
     def declared_among(self, tables: Sequence[ListedTable]) -> dict[tuple[int, str], bool]:

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 import lance
 
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.manifests.manifest_format import NamingScheme, manifest_name, message_of, versions_folder
+from tiltyard.storage.manifests.manifest_format import (
+    NamingScheme,
+    manifest_name,
+    message_of,
+    versions_folder,
+    without_dictionaries,
+)
 
 if TYPE_CHECKING:
     from tiltyard.context import Context
@@ -24,12 +30,12 @@ def read_manifest(ctx: Context, table: TableRecord, branch: Branch, version: int
 
 
 def open_staged(ctx: Context, table: TableRecord, branch: Branch, content: bytes) -> lance.LanceDataset:
-    """Open a staged manifest, to scan its fragments: its indexes cannot be read."""
+    """Open a staged manifest, to scan its fragments: its indexes cannot be read, and dictionaries are plain values."""
     folder = f"{table.location}/{versions_folder(branch)}".removesuffix("/_versions")
     with lance_errors(table.location):
         return lance.LanceDataset(
             folder,
             storage_options=dict(ctx.storage.options(table.location)),
-            serialized_manifest=message_of(content),
+            serialized_manifest=without_dictionaries(message_of(content)),
             session=ctx.storage.datasets.session,
         )

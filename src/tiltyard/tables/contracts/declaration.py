@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import msgspec
+import pyarrow as pa
 from lance_namespace.errors import (
     ConcurrentModificationError,
     InvalidInputError,
@@ -34,11 +35,13 @@ from tiltyard.tables.rows.conflict_retry import ConflictRetry
 from tiltyard.tables.versions.branches import branches_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    import lance
 
     from tiltyard.context import Context
     from tiltyard.store import CheckedVersion, TableRecord, TestRecord
 
+_PLAIN_DICTIONARIES = (2, 1)
+"""The first version of Lance's file format in which a dictionary lies with its values."""
 _LISTED = 20
 """Tests and commits that a description has, unless its request says how many."""
 
@@ -62,6 +65,8 @@ def set_table_contract(ctx: Context, request: models.SetTableContractRequest) ->
             _check_managed(table)
         schema = view.schema if view is not None else open_for_reading(ctx, request.id).dataset.schema
         contract = _declare(table, request.checks, level, clients, schema, is_view=view is not None)
+        if view is None:
+            _check_dictionaries(open_for_reading(ctx, request.id).dataset, contract)
         checked = {} if view is not None else _check_branches(ctx, request.id, table, contract)
         try:
             ctx.store.set_contract(table, contract.to_json(), {PROPERTY: contract.to_property()}, checked)
@@ -89,6 +94,17 @@ def _declare(
 
 def _check_condition(text: str) -> None:
     check_condition(text, "condition of expect")
+
+
+def _check_dictionaries(dataset: lance.LanceDataset, contract: Contract) -> None:
+    """Raise InvalidInputError for a column of a dictionary in a file format that keeps it apart from its values."""
+    version = tuple(int(part) for part in dataset.data_storage_version.split("."))
+    for name in contract.columns if version < _PLAIN_DICTIONARIES else ():
+        if pa.types.is_dictionary(dataset.schema.field(name).type):
+            raise InvalidInputError(
+                f"The column '{name}' is a dictionary, in files of format {dataset.data_storage_version}: checks read "
+                "those of 2.1 and later."
+            )
 
 
 def _check_managed(table: TableRecord) -> None:

@@ -22,6 +22,7 @@ from tiltyard.access.predicates import check_filter, check_visible_expression, c
 from tiltyard.context import OpenTable
 from tiltyard.model.operations import ArrowAnswer
 from tiltyard.model.spec import models
+from tiltyard.tables.contracts.errors import ContractError
 from tiltyard.tables.keys.errors import DuplicateKeyError
 from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.opening import open_for_reading
@@ -304,12 +305,12 @@ def _policy_columns(policy: EffectivePolicy) -> set[str]:
 def redact_errors() -> Iterator[None]:
     """Redact the messages of Lance's errors, which quote values, of hidden rows as well; the types of errors stay.
 
-    The message of a DuplicateKeyError is made for its caller.
+    The messages of DuplicateKeyError and ContractError are made for their caller.
     """
     try:
         yield
     except LanceNamespaceError as error:
-        if error.__cause__ is None or isinstance(error, DuplicateKeyError):
+        if error.__cause__ is None or isinstance(error, DuplicateKeyError | ContractError):
             raise
         raise type(error)(
             "This fails on a table whose policies restrict you, so Lance's message is withheld."

@@ -30,6 +30,7 @@ from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.query.batch_sizes import batch_options
 from tiltyard.tables.rows.conflict_retry import commit_with_retry
+from tiltyard.tables.schema.column_readers import check_no_readers
 from tiltyard.tables.schema.column_refreshers import forget_refreshers, record_refreshers, refreshed_identities
 from tiltyard.tables.schema.computed_columns import (
     altered_metadata,
@@ -223,7 +224,7 @@ def alter_table_alter_columns(
 
     Raises TableColumnNotFoundError, InvalidInputError (a name that exists, a cast that is not supported or would lose a
     value, null values in a column to be made not nullable, another name or type of a column that a computed one
-    reads), UnsupportedOperationError (code of clients is switched
+    reads, or others do, unless it says `allow_breaking`), UnsupportedOperationError (code of clients is switched
     off).
     """
     if not request.alterations:
@@ -236,6 +237,7 @@ def alter_table_alter_columns(
         _check_alterations(dataset, alterations)
         moved = [entry["path"] for entry in alterations if "data_type" in entry or "name" in entry]
         check_no_source(dataset, moved)
+        _check_readers(ctx, request, moved)
         _check_not_of_view(dataset, [entry["path"] for entry in alterations if "name" in entry])
         check_lossless(dataset, {entry["path"]: entry["data_type"] for entry in alterations if "data_type" in entry})
         dataset.alter_columns(*alterations)  # type: ignore[arg-type]  # annotated as if each were a list
@@ -324,7 +326,8 @@ def alter_table_drop_columns(
 ) -> models.AlterTableDropColumnsResponse:
     """Drop columns, and the indexes on them.
 
-    Raises TableColumnNotFoundError, InvalidInputError (none, or all; one that a computed column reads, which stays).
+    Raises TableColumnNotFoundError, InvalidInputError (none, or all; one that a computed column reads, which stays, or
+    a policy, a view or another table's contract, unless it says `allow_breaking`).
     """
     if not request.columns:
         raise InvalidInputError("Name at least one column to drop.")
@@ -334,6 +337,7 @@ def alter_table_drop_columns(
         for path in columns:
             find_field(dataset, path)
         check_no_source(dataset, columns, dropped=columns)
+        _check_readers(ctx, request, columns)
         _check_not_of_view(dataset, columns)
         if not set(dataset.schema.names).difference(columns):
             raise InvalidInputError("A table keeps at least one column: drop the table instead.")
@@ -341,6 +345,14 @@ def alter_table_drop_columns(
 
     _, version = commit_with_retry(ctx, request.id, Branch.parse(request.branch), change)
     return models.AlterTableDropColumnsResponse(version=version)
+
+
+def _check_readers(
+    ctx: Context, request: models.AlterTableAlterColumnsRequest | models.AlterTableDropColumnsRequest, paths: list[str]
+) -> None:
+    """Raise InvalidInputError if others read the columns, unless the request says that they may break."""
+    if not request.allow_breaking and Branch.parse(request.branch).is_main:
+        check_no_readers(ctx, table_id(request.id), find_table(ctx, request.id), paths)
 
 
 def _check_not_of_view(dataset: lance.LanceDataset, paths: Sequence[str]) -> None:

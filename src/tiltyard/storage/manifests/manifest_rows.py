@@ -14,7 +14,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tiltyard.storage.manifests.manifest_format import byte_fields, message_fields, message_of, read_varint
+from tiltyard.storage.manifests.manifest_format import byte_fields, message_fields, message_of, number_of, read_varint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -66,14 +66,13 @@ def column_numbers(content: bytes) -> dict[str, int]:
 def field_numbers(content: bytes) -> dict[str, frozenset[int]]:
     """Return the ids of a valid manifest's top-level columns by their names, each with those of the fields in it."""
     columns = [dict(message_fields(column)) for column in byte_fields(message_of(content), _COLUMNS)]
-    parents = {column.get(3, 0): column.get(4, 0) for column in columns}
+    parents = {number_of(column, 3): number_of(column, 4) for column in columns}
     numbers = {name: {number} for name, number in column_numbers(content).items()}
-    names: dict[int | bytes | None, str] = {number: name for name, number in column_numbers(content).items()}
+    names = {number: name for name, number in column_numbers(content).items()}
     for number in parents:
-        top: int | bytes | None = number
+        top = number
         while parents.get(top, _TOP_LEVEL) != _TOP_LEVEL:
             top = parents[top]
-        assert isinstance(number, int)
         if top in names:
             numbers[names[top]].add(number)
     return {name: frozenset(fields) for name, fields in numbers.items()}

@@ -162,6 +162,10 @@ def test_epochs_differ_go_on_and_are_the_same_again(made: tiltyard.lake.Training
     state = middle.state_dict()
     assert (state["epoch"], state["passed"]) == (1, 5)
     assert read(middle, 3) == both[:3]  # without a state it begins anew
+    middle.load_state_dict(state)
+    assert read(middle) == second[5:]  # it ends where it would have
+    with pytest.raises(InvalidInputError, match="would wait for ever"):
+        made.loader(batch_size=5000, epochs=None, drop_last=True)
     resumed = made.loader(**MIXED, prefetch=9)
     resumed.load_state_dict(state)
     resumed = pickle.loads(pickle.dumps(resumed))  # as workers get it; of our own making

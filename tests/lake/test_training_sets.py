@@ -25,6 +25,7 @@ import tiltyard
 from tests.services.server import ServerProcess
 
 ROWS = 1200
+SPLIT_HALVES = {"a": 0.5, "b": 0.5}
 PAGE = Path(__file__).resolve().parents[2] / "docs/training-sets.md"
 SPLITS = {"train": 0.8, "val": 0.1, "test": 0.1}
 
@@ -128,6 +129,26 @@ def test_classes_keep_their_shares_and_weights_choose_rows(lake: tiltyard.Lake, 
     few = lake.training_set("few", table, by=["user_id", "label"], filter="label = 'rare' AND id < 500")
     assert few.splits == {"train": 30}
     assert [each.verify() == each.digest for each in lake.training_sets()] == [True] * 4
+
+
+def test_without_by_a_row_is_told_by_its_key_or_its_stable_id(lake: tiltyard.Lake, table: tiltyard.Table) -> None:
+    key = {"lance-schema:unenforced-primary-key": "true"}
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False, metadata=key), pa.field("label", pa.string())])
+    rows, client = clicks(0, 200).select(schema.names), lake.catalog.client()
+    lance.write_dataset(rows.cast(schema), namespace_client=client, table_id=["shop", "keyed"])
+    keyed = lake.training_set("by_key", "shop.keyed", splits=SPLIT_HALVES, seed=2)
+    assert keyed.manifest["units"] == ["id"]
+    assert rows_of(keyed) == rows_of(lake.training_set("by_id", "shop.keyed", splits=SPLIT_HALVES, by="id", seed=2))
+    lance.write_dataset(rows, namespace_client=client, table_id=["shop", "stable"], enable_stable_row_ids=True)
+    stable = lake.namespace("shop").table("stable")
+    before = rows_of(lake.training_set("by_row_id", stable, splits=SPLIT_HALVES, seed=2))
+    stable.delete("id % 3 = 0")
+    stable.write(clicks(200, 100).select(schema.names))
+    stable.optimize()
+    later = rows_of(lake.training_set("by_row_id_later", stable, splits=SPLIT_HALVES, seed=2))
+    assert {number: later[number] for number in before if number % 3} == {
+        number: split for number, split in before.items() if number % 3
+    }
 
 
 def test_rows_of_a_query_are_a_table_of_their_own(lake: tiltyard.Lake, table: tiltyard.Table) -> None:
@@ -235,7 +256,7 @@ def test_refusals_are_one_sentence_and_leave_nothing(lake: tiltyard.Lake, table:
 def test_set_tells_what_is_not_as_it_was(lake: tiltyard.Lake, table: tiltyard.Table) -> None:
     made = lake.training_set("damaged", table, by="id", splits={"train": 0.5, "val": 0.5})
     for fact, value, sentence in (
-        ("files", "0", "The files is"),
+        ("files", "0", "The digest of the files of shop.clicks is"),
         ("digest", "0", "The digest of the chosen rows is"),
         ("schema", {}, "The schema is"),
     ):
@@ -250,8 +271,11 @@ def test_set_tells_what_is_not_as_it_was(lake: tiltyard.Lake, table: tiltyard.Ta
     other.drop()
     with pytest.raises(TableNotFoundError):
         lake.training_set("gone").loader()
+    other.ingest(clicks(0, 60))
+    with pytest.raises(InvalidTableStateError, match=r"files of shop\.short is"):  # another table of that name
+        lake.training_set("gone").loader()
     lake.training_set("gone").drop()
-    assert "gone" not in lake.tables()
+    assert "gone" not in lake.tables() and other.count() == 60
     kept = lake.namespace("shop").table("kept")
     kept.ingest(clicks(0, 50))
     lost = lake.training_set("lost", kept, by="id")

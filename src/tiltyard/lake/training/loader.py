@@ -1,7 +1,8 @@
 """Read a split in batches: shuffled, by ranks and workers, ahead of the trainer, and from where a state says.
 
 Rows are read a round of `epoch_order` at a time, the next one while the batches of one are consumed. So in memory are
-up to two rounds (`buffer_bytes` each), the batches that are ahead (`prefetch`), and what the order itself has.
+up to three rounds (`buffer_bytes` each; one that has been read is copied into one piece), the batches that are ahead
+(`prefetch`), and what the order itself has.
 """
 
 from __future__ import annotations
@@ -39,11 +40,12 @@ _TORCH = "torch.utils.data"
 class LoaderOptions(TypedDict, total=False):
     """What `TrainingSet.loader` takes.
 
-    `batch_size` rows are a batch, `drop_last` leaves the one out that has fewer, and the batches of a step that not all
-    ranks have. `shuffle` is a seed, None keeps the order of the source; `epochs` is how many an iteration has, None for
-    ever. `rank` of `world_size` takes its share. `columns` are those of the set by default, `decode` maps columns to
-    functions of their values, `format` is "arrow", "numpy" or "torch". `prefetch` batches are made ahead, 0 makes each
-    when it is asked for. `buffer_bytes` of rows are mixed with each other.
+    `batch_size` rows are a batch, `drop_last` leaves the one out that has fewer, and the batches of a step that not
+    all ranks have. `shuffle` is a seed, None keeps the order of the source; `epochs` is how many an iteration has
+    (the first those from 0 on, the next those behind them), None for ever. `rank` of `world_size` takes its share.
+    `columns` are those of the set by default, `decode` maps columns to functions of their values, `format` is
+    "arrow", "numpy" or "torch". `prefetch` batches are made ahead, 0 makes each when it is asked for.
+    `buffer_bytes` of rows are mixed with each other.
     """
 
     batch_size: int
@@ -109,7 +111,7 @@ class Loader:
         worker, workers = _find_worker()
         split, position = self._open(), self._origin
         self._position = position
-        last = None if self.epochs is None else position.epoch + self.epochs
+        last = None if self.epochs is None else (position.epoch // self.epochs + 1) * self.epochs
         read = 0
         while last is None or position.epoch < last:
             for passed, batch in self._read_epoch(split, position, (worker - read) % workers, workers):
@@ -284,10 +286,13 @@ def open_loader(reader: RowReader, split: str, manifest: Mapping[str, Any], opti
     buffer_rows = min(MAX_BUFFER_ROWS, max(batch_size, buffer_bytes // int(manifest["row_bytes"])))
     prefetch = _check_number("prefetch", options.get("prefetch", 2), 0, MAX_PREFETCH)
     kind = _loader_class(form)
-    return kind(
+    loader = kind(
         reader, OrderSpec(reader.count, batch_size, buffer_rows, seed), str(manifest["digest"]), split, columns,
         decoders, form, epochs, rank, world_size, prefetch, bool(options.get("drop_last", False)),
     )  # fmt: skip
+    if epochs is None and not len(loader):
+        raise InvalidInputError("epochs is None, and this rank would wait for ever: an epoch has no batch for it.")
+    return loader
 
 
 def _loader_class(form: str) -> type[Loader]:

@@ -101,7 +101,7 @@ class TrainingSet:
         definition = Definition.from_json(self.manifest["definition"])
         dataset = self._source_dataset()
         facts = digested_facts(definition, dataset)
-        for name, computed in {**facts, "version": int(dataset.version), "files": digest_files(dataset)}.items():
+        for name, computed in {**facts, "version": int(dataset.version)}.items():
             check_same(f"The {name}", self.manifest[name], computed)
         selection = select_rows(dataset, definition, self.manifest["units"], lambda _: None)
         check_same("The digest of the chosen rows", self.digest, selection.digest(facts))
@@ -119,7 +119,8 @@ class TrainingSet:
     def loader(self, split: str = "train", **options: Unpack[LoaderOptions]) -> Loader:
         """Return the batches of a split, as an iterable: `LoaderOptions` are what it takes besides.
 
-        Raises InvalidInputError, TableNotFoundError, TableVersionNotFoundError, PermissionDeniedError.
+        Raises InvalidInputError, TableNotFoundError, TableVersionNotFoundError, InvalidTableStateError (another table
+        has the name of the source), PermissionDeniedError.
         """
         return open_loader(self._reader(split), split, self.manifest, options)
 
@@ -133,21 +134,27 @@ class TrainingSet:
 
         Raises TableTagNotFoundError.
         """
-        source = None if self.manifest["definition"]["query"] is None else self.source
+        tables = [self._table]
+        if self.manifest["definition"]["query"] is not None:
+            with suppress(TableNotFoundError, TableVersionNotFoundError, InvalidTableStateError):
+                self._source_dataset()  # the query's rows, and no other table that has their name by now
+                tables.append(self.source)
         self._snapshot.drop()
-        for table in (self._table, source):
-            if table is not None:
-                with suppress(TableNotFoundError):
-                    Table(self._lake, table.path).drop()
+        for table in tables:
+            with suppress(TableNotFoundError):
+                Table(self._lake, table.path).drop()
 
     def _source_dataset(self) -> lance.LanceDataset:
+        """Open the source's version. Raises InvalidTableStateError for another table that has its name by now."""
         source = self.source
         try:
-            return source.dataset()
+            dataset = source.dataset()
         except TableVersionNotFoundError as error:
             raise TableVersionNotFoundError(
                 f"Version {source.version} of {source.name}, which the training set '{self.name}' is of, is gone."
             ) from error
+        check_same(f"The digest of the files of {source.name}", self.manifest["files"], digest_files(dataset))
+        return dataset
 
     def _reader(self, split: str) -> RowReader:
         """Return what reads the rows of a split, in this process or another. Raises InvalidInputError."""
@@ -212,8 +219,12 @@ def find_training_set(lake: LakeSession, name: str) -> TrainingSet:
 
 def list_training_sets(lake: LakeSession) -> list[TrainingSet]:
     """Return the sets whose tables the caller may read, by name."""
-    opened = (_open(lake, snapshot) for snapshot in list_snapshots(lake) if len(snapshot.tables) == 2)
-    return [found for found in opened if found is not None]
+    found = []
+    for snapshot in list_snapshots(lake):
+        with suppress(PermissionDeniedError):
+            opened = _open(lake, snapshot) if len(snapshot.tables) == 2 else None
+            found += [] if opened is None else [opened]
+    return found
 
 
 def _open(lake: LakeSession, snapshot: Snapshot) -> TrainingSet | None:

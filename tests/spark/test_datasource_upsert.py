@@ -76,6 +76,23 @@ def contents(target: Table) -> pa.Table:
     return stored
 
 
+def test_upsert_of_some_columns_keeps_the_others(
+    spark: SparkSession, target: Table, write: Callable[..., None]
+) -> None:
+    write(frame(spark, 50, 120, "new").select("v", "id", "half"), target)
+    stored = contents(target)
+    assert stored.slice(0, 100).equals(joined(rows(range(50), "old"), rows(range(50, 100), "new")))
+    assert stored.slice(100)["v"].to_pylist() == ["new"] * 20 and stored.slice(100)["vector"].null_count == 20
+    with pytest.raises(PySparkException, match="5 keys of the source are not in the table"):
+        write(frame(spark, 100, 125, "newer").select("id", "v"), target, must_exist="true")
+    write(frame(spark, 100, 120, "newer").select("id", "v"), target, must_exist="true")
+    assert contents(target).slice(100)["half"].to_pylist() == ["a", "b"] * 10
+    with pytest.raises(PySparkException, match="set the option on, too"):
+        frame(spark, 0, 1, "x").write.format("tiltyard").options(
+            uri="http://127.0.0.1:1", table="t", must_exist="true"
+        ).mode("append").save()
+
+
 def joined(*parts: pa.Table) -> pa.Table:
     return pa.concat_tables(parts).sort_by("id")
 

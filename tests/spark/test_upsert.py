@@ -20,9 +20,11 @@ from tiltyard.pipeline.catalog_client import CatalogConnection, Table, table
 from tiltyard.pipeline.delete.job import delete
 from tiltyard.pipeline.ingest.job import upsert
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
+from tiltyard.pipeline.sources.filesystem import local_path
 from tiltyard.pipeline.table_location import TableLocation
 from tiltyard.pipeline.upsert import plan as upserting
-from tiltyard.pipeline.upsert.tasks import MatchedFragment, MatchFragments
+from tiltyard.pipeline.upsert.plan import UpsertPlan
+from tiltyard.pipeline.upsert.tasks import KeptColumns, MatchedFragment, MatchFragments
 from tiltyard.pipeline.writing import row_sources
 from tiltyard.pipeline.writing.commit import JobTable
 from tiltyard.pipeline.writing.write_job import PIECES_PREFIX
@@ -51,6 +53,12 @@ def contents(target: Table) -> dict[int, str]:
     columns = target.dataset().to_table().to_pydict()
     assert len(set(columns["id"])) == len(columns["id"])
     return dict(zip(columns["id"], columns["v"], strict=True))
+
+
+def column_of(target: Table, name: str) -> dict[int, Any]:
+    """Return a column by id."""
+    columns = target.dataset().to_table(columns=["id", name]).to_pydict()
+    return dict(zip(columns["id"], columns[name], strict=True))
 
 
 def counts(figures: Mapping[str, object]) -> dict[str, object]:
@@ -85,6 +93,47 @@ def test_upsert_old_and_new_keys_replaces_and_adds_in_one_commit(
     expected = dict.fromkeys(range(900), "old") | dict.fromkeys(range(900, 1100), "new")
     assert contents(target) == expected
     assert lance.dataset(target.location().uri).to_table().num_rows == 1100
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_upsert_of_some_columns_keeps_the_others_also_of_rows_that_change_meanwhile(
+    spark: SparkSession, catalog: CatalogConnection, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = create_table(catalog, name, range(1000))
+    some = rows(range(900, 1100), "new").select(["v", "id"])
+    pq.write_table(some, tmp_path / "some.parquet", row_group_size=50)
+    pq.write_table(some.slice(0, 100), tmp_path / "known.parquet")
+    complete = UpsertPlan._complete_rows
+
+    def changed_meanwhile(plan: UpsertPlan, kept: KeptColumns) -> list[Any]:
+        if int(plan.dataset.version) == 1:
+            target.dataset().update({"half": "'other'"}, where="id = 950")
+        return complete(plan, kept)
+
+    monkeypatch.setattr(UpsertPlan, "_complete_rows", changed_meanwhile)
+    figures = upsert(LocalRun(), catalog, spark, str(tmp_path / "some.parquet"), name, on=["id"])
+    assert counts(figures) == {
+        "version": 3, "rows": 200, "updated": 100, "inserted": 100, "replaced": 100, "rejected": 0
+    }  # fmt: skip
+    halves: dict[int, Any] = {number: "ab"[number % 2] if number < 1000 else None for number in range(1100)}
+    halves[950] = "other"
+    assert column_of(target, "half") == halves
+    assert contents(target) == {number: "new" if number >= 900 else "old" for number in range(1100)}
+
+    target.dataset().delete("id >= 1000")
+    with pytest.raises(InvalidInputError, match="100 keys of the source are not in the table"):
+        upsert(LocalRun(), catalog, spark, str(tmp_path / "some.parquet"), name, on=["id"], must_exist=True)
+    halves = {number: halves[number] for number in range(1000)}
+    assert column_of(target, "half") == halves
+    figures = upsert(LocalRun(), catalog, spark, str(tmp_path / "known.parquet"), name, on=["id"], must_exist=True)
+    assert (figures["updated"], column_of(target, "half")) == (100, halves)
+    upsert(LocalRun(), catalog, spark, str(tmp_path / "known.parquet"), name, on=["id"], null=["half"])
+    assert column_of(target, "half") == {number: halves[number] if number < 900 else None for number in range(1000)}
+    with pytest.raises(InvalidInputError, match="not_null\\(half\\) is of half, which the source lacks"):
+        upsert(LocalRun(), catalog, spark, str(tmp_path / "known.parquet"), name, on=["id"], checks=["not_null(half)"])
+    versions = [target.dataset(number) for number in range(1, int(target.dataset().version) + 1)]
+    named = {file.path for version in versions for part in version.get_fragments() for file in part.metadata.files}
+    assert {file.name for file in Path(local_path(target.location().uri)).glob("data/*.lance")} == named
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -77,6 +77,20 @@ class VersionRows:
         return RowSelection(self.number, fragment, self.names, data, len(positions))
 
 
+def take_addresses(version: VersionRows, columns: Sequence[str], addresses: NDArray[np.int64]) -> pa.Table:
+    """Read rows of a version by their addresses, of which there is one at least and which are in order."""
+    parts = np.split(addresses, np.flatnonzero(np.diff(addresses >> 32)) + 1)
+    return pa.concat_tables(
+        take_rows(
+            version.dataset,
+            int(part[0] >> 32),
+            columns,
+            version.positions(int(part[0] >> 32), (part & 0xFFFF_FFFF).astype(np.uint32)),
+        )
+        for part in parts
+    )
+
+
 def take_rows(dataset: lance.LanceDataset, fragment: int, columns: Sequence[str], positions: Positions) -> pa.Table:
     """Read rows of a fragment by their positions among those that are not deleted, in any order."""
     order = np.argsort(positions)  # pylance takes them in the order of the file alone

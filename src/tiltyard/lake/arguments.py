@@ -109,14 +109,16 @@ def write_arguments(options: RowOptions) -> dict[str, Any]:
     return {**present(**values), **call}
 
 
-def write_options(arguments: Mapping[str, Any], kind: str, mode: str, on: Sequence[str] | None = None) -> WriteOptions:
+def write_options(
+    arguments: Mapping[str, Any], kind: str, mode: str, on: Sequence[str] | None = None, *, must_exist: bool = False
+) -> WriteOptions:
     """Return how rows that are no files are written, of which `kind` says what they are.
 
     Raises InvalidInputError for an option that only files have, RefusedError for one that cannot be.
     """
     if of_files := given_options(arguments):
         raise InvalidInputError(f"{of_files[0]} is an option of files, and source is a {kind}: leave it out.")
-    return WriteOptions.of(arguments, mode, on)
+    return WriteOptions.of(arguments, mode, on, must_exist=must_exist)
 
 
 def call_arguments(options: CallOptions) -> dict[str, Any]:

@@ -115,12 +115,26 @@ class Table(TableReader):
 
     @overload
     def upsert(
-        self, source: Source, *, on: Names, wait: bool = ..., submit: bool | None = ..., **options: Unpack[RowOptions]
+        self,
+        source: Source,
+        *,
+        on: Names,
+        must_exist: bool = ...,
+        wait: bool = ...,
+        submit: bool | None = ...,
+        **options: Unpack[RowOptions],
     ) -> Run: ...
 
     @overload
     def upsert(
-        self, source: Source, *, key: Names, wait: bool = ..., submit: bool | None = ..., **options: Unpack[RowOptions]
+        self,
+        source: Source,
+        *,
+        key: Names,
+        must_exist: bool = ...,
+        wait: bool = ...,
+        submit: bool | None = ...,
+        **options: Unpack[RowOptions],
     ) -> Run: ...
 
     def upsert(
@@ -129,18 +143,22 @@ class Table(TableReader):
         *,
         on: Names | None = None,
         key: Names | None = None,
+        must_exist: bool = False,
         wait: bool = True,
         submit: bool | None = None,
         **options: Unpack[RowOptions],
     ) -> Run:
         """Replace the rows whose key (`on`, or `key`) the source has, and insert its other rows, in one commit.
 
-        The options are those of `ingest`. A key that is null, or twice in the source, fails the run; with `rejects`,
-        rows whose key is null are set aside. Raises InvalidInputError, TableNotFoundError, and as `Run.wait` does.
+        Rows keep their values of columns that the source lacks, unless `null` names them; in new rows these are null.
+        With `must_exist` a key that the table lacks fails the run. The options are those of `ingest`. A key that is
+        null, or twice in the source, fails the run; with `rejects`, rows whose key is null are set aside. Raises
+        InvalidInputError, TableNotFoundError, and as `Run.wait` does.
         """
         arguments = write_arguments(options)
         keys = list_names(_one_of(on=on, key=key), "on")
-        return self._write("upsert", source, {"on": keys}, arguments, wait=wait, submit=submit)
+        own = {"on": keys, "must_exist": must_exist}
+        return self._write("upsert", source, own, arguments, wait=wait, submit=submit)
 
     def merge_insert(self, on: Names | None = None) -> MergeInsert:
         """Return what merges rows by a key, the primary key by default: `execute` does it, as its methods have said."""
@@ -565,7 +583,8 @@ class Table(TableReader):
         self._lake.check_arguments(job, {"source": "", **named})
         with translate():
             mode = own.get("mode", "append")
-            options = write_options(arguments, type(source).__name__, mode, own.get("on"))
+            must_exist = bool(own.get("must_exist"))
+            options = write_options(arguments, type(source).__name__, mode, own.get("on"), must_exist=must_exist)
             rows = self._open(source)
 
         def write(run: Any) -> Mapping[str, object]:

@@ -21,7 +21,8 @@ _OPTION_NAMES = frozenset(
     {
         URI, "table", "path", "version", "tag", "branch", "filter", "columns", "vector", "vector_column", "k",
         "nprobes", "refine_factor", "metric", "text", "text_columns", "limit", "prefilter", "batch_rows", "partitions",
-        "on", "null", "rows_per_file", "checks", "rejects", "stream", "batch", "changes", "since", "until",
+        "on", "must_exist", "null", "rows_per_file", "checks", "rejects", "stream", "batch", "changes", "since",
+        "until",
     }
 )  # fmt: skip
 
@@ -44,8 +45,11 @@ class DataSourceOptions:
                 raise RefusedError(f"Set the option '{name}'.")
         if sum(name in values for name in ("version", "tag")) > 1:
             raise RefusedError("Set version or tag, not both.")
-        if values.get("changes", "false").lower() not in ("true", "false"):
-            raise RefusedError("The option changes is true or false.")
+        for name in ("changes", "must_exist"):
+            if values.get(name, "false").lower() not in ("true", "false"):
+                raise RefusedError(f"The option {name} is true or false.")
+        if "must_exist" in values and "on" not in values:
+            raise RefusedError("The option must_exist is of keys: set the option on, too.")
         reads_changes = values.get("changes", "false").lower() == "true"
         if misplaced := [name for name in (_OF_ROWS if reads_changes else ("since", "until")) if name in values]:
             where = "has no part in a change feed" if reads_changes else "needs the option changes=true"
@@ -86,6 +90,11 @@ class DataSourceOptions:
     def reads_changes(self) -> bool:
         """Return whether changes are read instead of rows."""
         return self.values.get("changes", "false").lower() == "true"
+
+    @property
+    def must_exist(self) -> bool:
+        """Return whether a key that the table lacks is refused."""
+        return self.values.get("must_exist", "false").lower() == "true"
 
     def version_of(self, option: str) -> int | str | None:
         """Return an option that is a version or a tag; None if it is not set."""

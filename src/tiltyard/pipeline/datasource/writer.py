@@ -68,7 +68,7 @@ class TableWriter(DataSourceArrowWriter):
         if on and target.schema is not None:
             check_column_list(target.schema, on, "The option on")
         try:
-            rows = WriteOptions.of(options.row_arguments(), mode, on or None)
+            rows = WriteOptions.of(options.row_arguments(), mode, on or None, must_exist=options.must_exist)
             self._spec = plan_rows(LocalRun(self._run), arrow_schema(schema), target, rows)
         except Exception:
             target.discard_writes([])  # drops the table, if it was declared just now

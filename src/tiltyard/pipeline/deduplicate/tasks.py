@@ -16,7 +16,7 @@ from lance.file import LanceFileWriter
 from lance.fragment import DataFile
 
 from tiltyard.change_feed.table_history import get_fragment
-from tiltyard.change_feed.version_rows import VersionRows, take_rows
+from tiltyard.change_feed.version_rows import VersionRows, take_addresses
 from tiltyard.pipeline.datasource.spark_types import cast_for_spark
 from tiltyard.pipeline.deduplicate.signatures import Comparison, split_signatures
 from tiltyard.pipeline.private_variables import set_task_variables
@@ -38,7 +38,6 @@ PAIRS = "low bigint, high bigint"
 CONTENTS = "first bigint, second bigint, row bigint"
 
 _PAIRS = pa.schema([("low", pa.int64()), ("high", pa.int64())])
-_OFFSETS = np.int64(0xFFFF_FFFF)
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -171,33 +170,16 @@ class ComparePairs:
     def __call__(self, batches: Batches) -> Batches:
         """Yield the pairs within the threshold."""
         set_task_variables(self.variables)
-        values = _Values(self.table.open(), self.table.on)
+        version = VersionRows(self.table.open(), None, ())
         for batch in batches:
             for start in range(0, batch.num_rows, MAX_PAIRS_AT_ONCE):
                 pairs = batch.slice(start, MAX_PAIRS_AT_ONCE)
                 both = np.concatenate([column.to_numpy() for column in pairs.columns])
                 rows, places = np.unique(both, return_inverse=True)
                 left, right = places[: pairs.num_rows], places[pairs.num_rows :]
-                is_alike = self.table.comparison.are_alike(values.take(rows), left, right)
+                values = take_addresses(version, [self.table.on], rows).column(0).combine_chunks()
+                is_alike = self.table.comparison.are_alike(values, left, right)
                 yield pairs.filter(pa.array(is_alike))
-
-
-class _Values:
-    """The values of a column at addresses of rows."""
-
-    def __init__(self, dataset: lance.LanceDataset, column: str) -> None:
-        self._dataset, self._column = dataset, column
-        self._version = VersionRows(dataset, None, ())
-
-    def take(self, rows: NDArray[np.int64]) -> pa.Array:
-        """Return the values of rows, whose addresses are in order."""
-        fragments = rows >> 32
-        chunks: list[pa.Array] = []
-        for part in np.split(rows, np.flatnonzero(np.diff(fragments)) + 1):
-            fragment = int(part[0] >> 32)
-            positions = self._version.positions(fragment, (part & _OFFSETS).astype(np.uint32))
-            chunks += take_rows(self._dataset, fragment, [self._column], positions).column(0).chunks
-        return pa.concat_arrays(chunks)
 
 
 @dataclass(frozen=True, slots=True)

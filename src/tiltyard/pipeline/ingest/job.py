@@ -57,10 +57,12 @@ def upsert(
     table: Annotated[str, "The table to change."],
     *,
     on: Annotated[list[str], "The key: one or more columns of the table.", ColumnNames()],
+    must_exist: Annotated[bool, "Fail if the table lacks a key of the source, and insert nothing."] = False,
     **options: Unpack[WriteJobOptions],
 ) -> Mapping[str, object]:
     """Replace the rows of a table that have a key of the source, and insert the source's other rows: one commit.
 
+    Rows keep their values of columns that the source lacks, where --null names none of them; new rows have nulls there.
     A key that is in the source twice, or null, fails the job, and nothing is changed; with `--rejects`, rows whose key
     is null are set aside.
 
@@ -68,6 +70,6 @@ def upsert(
     Example:
       tiltyard job upsert --uri http://127.0.0.1:2333 changed.parquet films --on id
     """
-    write_options = WriteOptions.of(options, "append", on)
+    write_options = WriteOptions.of(options, "append", on, must_exist=must_exist)
     rows = open_files(run, catalog, spark, source, options, write_options.columns)
     return write_source(run, rows, catalog_client.table(catalog, table), write_options, "upsert")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tiltyard.model.columns.blob_columns import has_blobs
 from tiltyard.model.columns.computed_columns import read_declaration
 from tiltyard.model.columns.duplicate_columns import is_filled_by_deduplicate
 from tiltyard.model.refusals import RefusedError
@@ -59,6 +60,25 @@ def select_columns(source: pa.Schema, selection: ColumnSelection) -> list[Column
     return columns
 
 
+def find_kept_columns(
+    names: Sequence[str], table: pa.Schema, nulls: Iterable[str], on: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the columns that rows keep when they are upserted by `on`: those that the source lacks.
+
+    Not those that are to become null, as computed ones do. Raises RefusedError for one that cannot be kept.
+    """
+    kept = [field for field in table if field.name not in (*names, *nulls, *on) and not _is_computed(field)]
+    for field in kept:
+        if not field.nullable or has_blobs([field]):
+            kind = "blobs" if has_blobs([field]) else "no nulls, which new rows would have"
+            raise RefusedError(f"The source has no column '{field.name}' of the table, which has {kind}: add it.")
+    return tuple(field.name for field in kept)
+
+
+def _is_computed(field: pa.Field) -> bool:
+    return read_declaration(field.metadata) is not None or is_filled_by_deduplicate(field.metadata)
+
+
 def map_to_table(names: Sequence[str], table: pa.Schema, nulls: Iterable[str]) -> list[ColumnMapping]:
     """Map source columns to a table's columns by name. Raises RefusedError for columns that do not match.
 
@@ -68,8 +88,7 @@ def map_to_table(names: Sequence[str], table: pa.Schema, nulls: Iterable[str]) -
         raise RefusedError(f"The table has no column '{unknown[0]}': select or rename the columns of the source.")
     columns = []
     for field in table:
-        is_computed = read_declaration(field.metadata) is not None or is_filled_by_deduplicate(field.metadata)
-        is_filled = field.name in names or is_computed
+        is_filled = field.name in names or _is_computed(field)
         if not is_filled and field.name not in nulls:
             raise RefusedError(
                 f"The source has no column '{field.name}' of the table: rename one to it, or say that it shall be null."

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import lance
 from lance import LanceOperation
-from lance_namespace.errors import ConcurrentModificationError
+from lance_namespace.errors import ConcurrentModificationError, InvalidInputError
 
 from tiltyard.change_feed.table_history import fragments_by_id
 from tiltyard.pipeline.catalog_client import Table
@@ -26,6 +26,8 @@ from tiltyard.pipeline.spark_tasks import call_task, run_tasks
 from tiltyard.pipeline.upsert.tasks import (
     MAX_KEYS_IN_MEMORY,
     CheckKeys,
+    CompleteRows,
+    KeptColumns,
     Keys,
     MatchedFragment,
     MatchFragments,
@@ -35,6 +37,7 @@ from tiltyard.pipeline.upsert.tasks import (
 )
 from tiltyard.pipeline.version_diff import forget_changed, fragments_with_new_rows, group_fragments
 from tiltyard.pipeline.writing.commit import JobTable, check_column_list
+from tiltyard.pipeline.writing.fragments import delete_fragment_files, parse_fragments
 from tiltyard.pipeline.writing.target_table import verify_run_uncommitted
 
 if TYPE_CHECKING:
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tiltyard.model.lineage import JobLineage
+    from tiltyard.pipeline.table_location import TableLocation
 
 _CHECKPOINT_KEY = "upserted"
 
@@ -49,6 +53,8 @@ ROWS_PER_TASK = 4_000_000
 MAX_DRIVER_ROWS = 4_000_000
 """Keys of up to so many rows are looked up in this process: starting Spark's tasks takes longer."""
 
+MAX_COMPLETED_ROWS = 1_000_000
+"""How many rows of the source, about, a task completes by what the table has of them."""
 MAX_ROWS_AT_COMMIT = 500_000
 """How many rows of concurrent writers are searched for the keys while a commit waits."""
 
@@ -83,11 +89,14 @@ def upsert_fragments(
     lineage: JobLineage | None = None,
     properties: Mapping[str, str] | None = None,
     sync: Callable[[], None] = lambda: None,
+    kept: KeptColumns | None = None,
+    must_exist: bool = False,
 ) -> Upserted:
     """Upsert the rows of fragments that are written in the table's folder and not committed.
 
     Idempotent for a run: `since` is the table's version when the run began. The commit gets the `properties`; before
-    it, `sync` is called, which waits until what is written is durable. Without a
+    it, `sync` is called, which waits until what is written is durable. Rows get what the table has of them in `kept`;
+    with `must_exist` a key that it lacks is an InvalidInputError. Without a
     session, keys are looked up in threads of this process, one for each CPU, each with a few million rows. Raises
     RefusedError (a key that is null or there twice), InvalidInputError (no such column), KEY_ERRORS (the table's own
     primary key is another, and broken), ConcurrentModificationError (the schema changed), RunCanceledError; nothing is
@@ -98,8 +107,12 @@ def upsert_fragments(
     check_column_list(dataset.schema, on, "The key")
     if not written:
         return Upserted(int(dataset.version), 0, 0, 0, 0)
-    plan = UpsertPlan(run, spark, SourceKeys.of(table.location(), on, written), list(written), dataset, sync=sync)
-    return _upserted(run, job_table.commit_plan(run, since, plan, properties=properties))
+    keys = SourceKeys.of(table.location(), on, written)
+    plan = UpsertPlan(run, spark, keys, list(written), dataset, sync=sync, kept=kept, must_exist=must_exist)
+    version = job_table.commit_plan(run, since, plan, properties=properties)
+    if kept is not None:
+        _delete_fragments(keys.location, written)  # in whose place the completed ones are committed
+    return _upserted(run, version)
 
 
 def find_upsert(run: Run, job_table: JobTable, since: int) -> Upserted | None:
@@ -130,6 +143,10 @@ class UpsertPlan:
     """Whether the look-up is progress of the run's, and its counts are a checkpoint of it."""
     sync: Callable[[], None] = lambda: None
     """Waits until what is written is durable, which it becomes while the keys are looked up."""
+    kept: KeptColumns | None = None
+    must_exist: bool = False
+    completed: list[FragmentMetadata] | None = field(init=False, default=None)
+    """The rows of `written` with what the table has of them in the `kept` columns."""
     to_match: Sequence[int] | None = field(init=False, default=None)
     """The fragments that are to be searched for the keys; None before the first search, which is of all."""
     matched: dict[int, MatchedFragment] = field(default_factory=dict)
@@ -144,11 +161,13 @@ class UpsertPlan:
         """Return the commit's operation: rows with the keys are deleted, and the source's fragments are added."""
         self._match_keys()
         self.sync()
+        if self.kept is not None and self.completed is None:
+            self.completed = self._complete_rows(self.kept)
         matched = self.matched.values()
         return LanceOperation.Update(
             removed_fragment_ids=[fragment.fragment_id for fragment in matched if fragment.remaining is None],
             updated_fragments=[fragment.remaining for fragment in matched if fragment.remaining is not None],
-            new_fragments=self.written,
+            new_fragments=self.written if self.completed is None else self.completed,
             fields_modified=[],
             update_mode="rewrite_rows",
         )
@@ -178,7 +197,27 @@ class UpsertPlan:
         """Plan on a newer version, of which only fragments that changed are searched. Raises as `upsert_fragments`."""
         _check_schema(self.dataset, newer)
         self.to_match = forget_changed(self.matched, self.dataset, newer)
+        if self.completed is not None:
+            _delete_fragments(self.keys.location, self.completed)
+            self.completed = None
         self.dataset = self.checked = newer
+
+    def _complete_rows(self, kept: KeptColumns) -> list[FragmentMetadata]:
+        """Write the rows again, with what the table has of them. Raises RunCanceledError."""
+        sizes = {number: int(fragment.physical_rows) for number, fragment in enumerate(self.written)}
+        session = self.spark if max(sum(sizes.values()), self.dataset.count_rows()) > MAX_DRIVER_ROWS else None
+        matched = tuple(self.matched)
+        tasks = [
+            CompleteRows(
+                SourceKeys.of(self.keys.location, self.keys.on, [self.written[number] for number in group]),
+                kept,
+                int(self.dataset.version),
+                matched,
+            )
+            for group in group_fragments(sizes, MAX_COMPLETED_ROWS, task_slots(session))
+        ]
+        results = run_tasks(session, self.run, call_task, tasks, name="upsert: complete")
+        return parse_fragments([fragment for fragments in results for fragment in fragments])
 
     def _match_keys(self) -> None:
         """Find the keys in the fragments that are left; the first time, also check that a source has each once."""
@@ -211,6 +250,10 @@ class UpsertPlan:
             session, self.run, call_task, tasks, on_result=handle_result, name="upsert: match", wave=wave
         ):
             self.matched.update({fragment.fragment_id: fragment for fragment in matched})
+        if self.must_exist:
+            found = count_keys((fragment.keys for fragment in self.matched.values()), self.keys.rows)
+            if found < self.keys.rows:
+                raise InvalidInputError(f"{self.keys.rows - found} keys of the source are not in the table.")
         if self.reports:
             self._save_counts()
 
@@ -225,6 +268,10 @@ class UpsertPlan:
         updated = count_keys((fragment.keys for fragment in self.matched.values()), self.keys.rows)
         replaced = sum(fragment.rows for fragment in self.matched.values())
         self.run.save_checkpoint(_CHECKPOINT_KEY, json.dumps([self.keys.rows, updated, replaced]))
+
+
+def _delete_fragments(location: TableLocation, fragments: Sequence[FragmentMetadata]) -> None:
+    delete_fragment_files(location, [json.dumps(fragment.to_json()) for fragment in fragments])
 
 
 def _check_schema(old: lance.LanceDataset, new: lance.LanceDataset) -> None:

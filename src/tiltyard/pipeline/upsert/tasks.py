@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiltyard.change_feed.table_history import get_fragment, split_by_fragment
+from tiltyard.change_feed.version_rows import VersionRows, take_addresses
 from tiltyard.model.refusals import RefusedError
-from tiltyard.pipeline.writing.fragments import read_data_files
+from tiltyard.pipeline.writing.fragments import FragmentTarget, read_data_files, write_batches
 
 if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from tiltyard.pipeline.table_location import TableLocation
 
 BATCH_ROWS = 65_536
+COMPLETED_BATCH_ROWS = 8_192
+"""Rows that are completed at once, whatever their columns hold."""
 MAX_KEYS_IN_MEMORY = 4_000_000
 """How many keys of the source a task holds in memory."""
 
@@ -140,6 +143,67 @@ class CheckKeys:
         if chunks:
             _check_unique(pa.concat_tables(chunks))
         return []
+
+
+@dataclass(frozen=True, slots=True)
+class KeptColumns:
+    """Columns of a table that a source lacks, and that its rows keep; `target` says how such rows are written."""
+
+    names: tuple[str, ...]
+    target: FragmentTarget
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteRows:
+    """A task: write rows of a source again, with what the table has of them in columns that the source lacks.
+
+    `fragments` are those of the version in which a row has one of the keys. A row that is not there keeps its nulls.
+    """
+
+    source: SourceKeys
+    kept: KeptColumns
+    version: int
+    fragments: tuple[int, ...]
+
+    def __call__(self) -> list[str]:
+        """Return the fragments, as JSON."""
+        dataset = self.source.location.open(self.version)
+        return write_batches(self.kept.target, self._complete(dataset, self._find_addresses(dataset)))
+
+    def _find_addresses(self, dataset: lance.LanceDataset) -> Any:
+        """Return the address of each key's row, -1 where there is none; of a key that is there twice, the first."""
+        keys, on = self.source.load().table, list(self.source.on)
+        addresses = np.full(keys.num_rows, _MISSING, np.int64)
+        parts = [get_fragment(dataset, number) for number in self.fragments]
+        options: dict[str, Any] = {"with_row_address": True, "fragments": parts, "batch_size": BATCH_ROWS}
+        for batch in dataset.scanner(columns=on, **options).to_batches() if parts else ():
+            positions = find_positions(pa.Table.from_batches([batch]).select(on), keys)
+            hits = np.flatnonzero(positions != _MISSING)
+            found = batch.column("_rowaddr").to_numpy()[hits].astype(np.int64)
+            known = addresses[positions[hits]]
+            addresses[positions[hits]] = np.where(known == _MISSING, found, np.minimum(known, found))
+        return addresses
+
+    def _complete(self, dataset: lance.LanceDataset, addresses: Any) -> Iterator[pa.RecordBatch]:
+        version, names, first = VersionRows(dataset, None, ()), self.kept.target.schema.names, 0
+        files = [f"data/{file}" for file in self.source.files]
+        for batch in read_data_files(self.source.location, files, names, COMPLETED_BATCH_ROWS):
+            yield self._with_kept(batch.select(names), version, addresses[first : first + batch.num_rows])
+            first += batch.num_rows
+
+    def _with_kept(self, batch: pa.RecordBatch, version: VersionRows, addresses: Any) -> pa.RecordBatch:
+        order = np.argsort(addresses, kind="stable")
+        order = order[addresses[order] != _MISSING]
+        if not len(order):
+            return batch
+        old = take_addresses(version, self.kept.names, addresses[order])
+        places = np.full(batch.num_rows, _MISSING, np.int64)
+        places[order] = np.arange(len(order))
+        places = pa.array(places, mask=places == _MISSING)
+        for name in self.kept.names:
+            number = batch.schema.get_field_index(name)
+            batch = batch.set_column(number, batch.schema.field(number), old[name].combine_chunks().take(places))
+        return batch
 
 
 def match_fragments(dataset: lance.LanceDataset, numbers: Sequence[int], keys: Keys) -> list[MatchedFragment]:

@@ -55,7 +55,10 @@ class WriteJobOptions(FileOptions, RowOptions, CallOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How rows are selected, transformed, checked and written; with `on`, the rows with their keys are replaced."""
+    """How rows are selected, transformed, checked and written; with `on`, the rows with their keys are replaced.
+
+    With `must_exist` a key that the table lacks is refused.
+    """
 
     mode: WriteMode = WriteMode.CREATE
     columns: ColumnSelection = field(default_factory=ColumnSelection)
@@ -64,10 +67,13 @@ class WriteOptions:
     rejects: str | None = None
     rows_per_file: int = ROWS_PER_FILE
     on: tuple[str, ...] = ()
+    must_exist: bool = False
 
     @classmethod
-    def of(cls, arguments: Mapping[str, Any], mode: str, on: Sequence[str] | None = None) -> WriteOptions:
-        """Parse the arguments of a job; `on` is the key of an upsert. Raises RefusedError."""
+    def of(
+        cls, arguments: Mapping[str, Any], mode: str, on: Sequence[str] | None = None, *, must_exist: bool = False
+    ) -> WriteOptions:
+        """Parse the arguments of a job; `on` is the key of an upsert, `must_exist` as above. Raises RefusedError."""
         if on is not None and not on:
             raise RefusedError("The key (on): name at least one column.")
         rows_per_file, rejects = arguments.get("rows_per_file"), arguments.get("rejects")
@@ -87,6 +93,7 @@ class WriteOptions:
             absolute_path(rejects) if rejects else None,
             rows_per_file or ROWS_PER_FILE,
             tuple(on or ()),
+            must_exist,
         )
 
 

@@ -60,6 +60,8 @@ class WriteSpec:
     may_sync_later: bool = False
     rejecting: tuple[QualityCheck, ...] = ()
     column_resources: tuple[tuple[str, str], ...] = ()
+    kept: tuple[str, ...] = ()
+    """Columns that the source lacks, and that the rows of an upsert keep: null in what is written."""
 
     @property
     def resources(self) -> tuple[tuple[str, str], ...]:

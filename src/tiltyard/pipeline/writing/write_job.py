@@ -27,8 +27,9 @@ from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.lineage import function_digest
 from tiltyard.pipeline.runs import Run, RunCanceledError
 from tiltyard.pipeline.session import LazySession, started
-from tiltyard.pipeline.sources.casts import check_time_zones, map_to_table, select_columns
+from tiltyard.pipeline.sources.casts import check_time_zones, find_kept_columns, map_to_table, select_columns
 from tiltyard.pipeline.upsert.plan import find_upsert, upsert_fragments
+from tiltyard.pipeline.upsert.tasks import KeptColumns
 from tiltyard.pipeline.writing.commit import KEY_ERRORS, JobTable, check_column_list
 from tiltyard.pipeline.writing.contract_checks import rejecting_checks
 from tiltyard.pipeline.writing.distribution_checks import (
@@ -116,6 +117,7 @@ class WrittenRows:
     schema: pa.Schema
     figures: dict[str, object]
     properties: dict[str, str]
+    kept: KeptColumns | None = None
 
     @property
     def fragments(self) -> list[str]:
@@ -203,18 +205,24 @@ def plan_rows(
     fragment_target = target.fragment_target(schema, options.rows_per_file)
     target.check_names(fragment_target.schema)
     check_lance_types(fragment_target.schema)
-    table_columns = tuple(map_to_table(schema.names, fragment_target.schema, options.columns.nulls))
+    nulls = options.columns.nulls
+    kept = find_kept_columns(schema.names, fragment_target.schema, nulls, options.on) if options.on else ()
+    table_columns = tuple(map_to_table(schema.names, fragment_target.schema, (*nulls, *kept)))
     if options.udf is None:
         check_time_zones(schema, fragment_target.schema)
     validate_checks(options.checks, fragment_target.schema)
     for check in options.checks:
+        if missing := set(check.columns) & set(kept):
+            raise RefusedError(f"The check {check.text} is of {min(missing)}, which the source lacks: leave it out.")
         if check.kind == "foreign_key":
             ReferencedColumn.find(check, target.table, fragment_target.schema)  # before anything is written
     keys = options.on if options.rejects else ()
     rejecting = rejecting_checks(target.table, fragment_target.schema) if target.base else ()
+    if kept:  # a check of what rows keep is the commit's: here it would see nulls
+        rejecting = tuple(check for check in rejecting if not set(check.columns) & set(kept))
     return WriteSpec(
         run.id, fragment_target, columns, options.udf, table_columns, options.checks, options.rejects, storage, keys,
-        rejecting=rejecting,
+        rejecting=rejecting, kept=kept,
     )  # fmt: skip
 
 
@@ -232,7 +240,7 @@ def commit_rows(
     fragments, properties = parse_fragments(written.fragments), written.properties
     upserted = upsert_fragments(
         run, target.table, lookup, fragments, options.on, since=target.base, lineage=target.lineage,
-        properties=properties, sync=written.sync,
+        properties=properties, sync=written.sync, kept=written.kept, must_exist=options.must_exist,
     )  # fmt: skip
     return {**written.figures, **upserted.figures()}
 
@@ -343,7 +351,8 @@ def check_rows(
     if failed := [result.sentence for result in judged if result.is_failure]:
         run.progress(**report)
         raise InvalidInputError(f"Nothing was published: {'; '.join(failed)}.")
-    return WrittenRows(list(results), spec.target.schema, {**counts, **report}, to_properties(profiles))
+    kept = KeptColumns(spec.kept, replace(spec.target, syncs_later=False)) if spec.kept else None
+    return WrittenRows(list(results), spec.target.schema, {**counts, **report}, to_properties(profiles), kept)
 
 
 def _judge_distributions(

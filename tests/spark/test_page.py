@@ -17,8 +17,20 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = "\n".join((DOCS / page).read_text() for page in ("pipeline.md", "deduplicate.md"))
 SHOWN_URL = "http://127.0.0.1:2333"
+
+
+def run_examples(page: str, url: str) -> None:
+    """Run the examples of a page against a server."""
+    names: dict[str, object] = {"__name__": "__main__"}  # as if they were typed
+    for kind, example in re.findall(r"```(python|console)\n(.*?)```", (DOCS / page).read_text(), re.DOTALL):
+        text = example.replace(SHOWN_URL, url)
+        if kind == "python":
+            exec(compile(text, f"docs/{page}", "exec"), names)
+            continue
+        for line in re.findall(r"^\$ tiltyard (.+)$", text, re.MULTILINE):
+            done = CliRunner().invoke(main, shlex.split(line), catch_exceptions=False)
+            assert done.exit_code == 0, f"{line}\n{done.output}"
 
 
 @pytest.mark.extended
@@ -27,15 +39,12 @@ def test_pipeline_page_examples_run_one_after_the_other_against_a_new_server(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     server = ServerProcess(tmp_path / "served", environ={"TILTYARD_UDFS": "true"})
-    names: dict[str, object] = {"__name__": "__main__"}  # as if they were typed
     try:
-        for kind, example in re.findall(r"```(python|console)\n(.*?)```", PAGES, re.DOTALL):
-            text = example.replace(SHOWN_URL, server.url)
-            if kind == "python":
-                exec(compile(text, "docs/pipeline.md", "exec"), names)
-                continue
-            for line in re.findall(r"^\$ tiltyard (.+)$", text, re.MULTILINE):
-                done = CliRunner().invoke(main, shlex.split(line), catch_exceptions=False)
-                assert done.exit_code == 0, f"{line}\n{done.output}"
+        run_examples("pipeline.md", server.url)
     finally:
         server.stop()
+
+
+@pytest.mark.extended
+def test_deduplicate_page_examples_run_one_after_the_other(spark: SparkSession, shared_server: ServerProcess) -> None:
+    run_examples("deduplicate.md", shared_server.url)

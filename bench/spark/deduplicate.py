@@ -84,7 +84,7 @@ def measure(lake: tiltyard.Lake, rows: int) -> float:
 
 def _run(table: tiltyard.Table) -> tuple[Any, float]:
     began = time.perf_counter()
-    run = table.deduplicate("text", key="id", threshold=THRESHOLD)
+    run = table.deduplicate("text", id="id", threshold=THRESHOLD)
     return run, time.perf_counter() - began
 
 

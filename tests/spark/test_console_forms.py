@@ -100,7 +100,7 @@ def _deduplicate(scene: Scene) -> Case:
         rows = scene.dataset().to_table(columns=["id", "copy_of"]).to_pydict()
         assert len(rows["id"]) == 100 and rows["copy_of"] == [None] * 100
 
-    return {"table": scene.table, "on": "id", "method": "exact", "key": "id", "into": "copy_of"}, check
+    return {"table": scene.table, "on": "id", "method": "exact", "id": "id", "into": "copy_of"}, check
 
 
 def _delete(scene: Scene) -> Case:

@@ -91,7 +91,7 @@ def test_groups_of_texts_are_those_of_all_pairs_and_follow_changes(lake: tiltyar
     films.delete("id = 7")
     del texts[7]
 
-    run = films.deduplicate("text", key="id")
+    run = films.deduplicate("text", id="id")
     expected = groups_of(texts, jaccard)
     assert column(films) == expected
     duplicates = [row for row in expected.values() if row is not None]
@@ -100,7 +100,7 @@ def test_groups_of_texts_are_those_of_all_pairs_and_follow_changes(lake: tiltyar
     assert films.lineage().edges[0].job_kind == "deduplicate"
 
     version = films.version
-    again = films.deduplicate("text", key="id")
+    again = films.deduplicate("text", id="id")
     assert (again.figures["hashed"], films.version, again.version) == ("0", version, version)
 
     one, other = (head for head in list(dict.fromkeys(duplicates))[:2])
@@ -110,12 +110,12 @@ def test_groups_of_texts_are_those_of_all_pairs_and_follow_changes(lake: tiltyar
     films.upsert(text_rows([linking[2]], 3), on="id")
     texts |= {1000: linking[0], 1001: linking[1], 3: linking[2]}
     del texts[one]
-    run = films.deduplicate("text", key="id")
+    run = films.deduplicate("text", id="id")
     assert column(films) == groups_of(texts, jaccard)
     assert run.figures["hashed"] == "3"
 
     films.optimize()
-    assert films.deduplicate("text", key="id").figures["hashed"] == "0"
+    assert films.deduplicate("text", id="id").figures["hashed"] == "0"
     assert column(films) == groups_of(texts, jaccard)
 
 
@@ -125,14 +125,14 @@ def test_new_rows_merge_groups_and_a_view_has_one_row_of_each(lake: tiltyard.Lak
     films, once = lake.table(fresh("films")), fresh("once")
     start = [chain[at] for at in (0, 1, 2, 4, 5, 6, 7)]
     films.ingest(text_rows(start).append_column("year", pa.array([5, 9, None, 9, 1, 2, 3], pa.int32())))
-    films.deduplicate("text", key="id", order_by="year:desc")
+    films.deduplicate("text", id="id", order_by="year:desc")
     assert column(films) == {0: 1, 1: None, 2: 1, 3: None, 4: 3, 5: 3, 6: 3}
 
     view = lake.create_view(once, f"SELECT id, text FROM {films.name} WHERE duplicate_of IS NULL")
     view.refresh()
     assert sorted(view.to_arrow()["id"].to_pylist()) == [1, 3]
     films.write(text_rows([chain[3]], 7).append_column("year", pa.array([0], pa.int32())))
-    films.deduplicate("text", key="id", order_by="year:desc")
+    films.deduplicate("text", id="id", order_by="year:desc")
     assert column(films) == {1: None, **dict.fromkeys((0, 2, 3, 4, 5, 6, 7), 1)}
     assert view.refresh().figures["mode"] == "incremental"
     assert view.to_arrow()["id"].to_pylist() == [1]
@@ -162,7 +162,7 @@ def test_groups_of_vectors_and_of_equal_values_are_those_of_all_pairs(lake: tilt
 
     def check(case: tuple[dict[str, Any], Rows, Callable[[Any, Any], bool]]) -> None:
         options, compared, alike = case
-        vectors_table.deduplicate(key="id", into="copy_of", **options)
+        vectors_table.deduplicate(id="id", into="copy_of", **options)
         expected = {
             f"k{row:03}": None if head is None else f"k{head:03}" for row, head in groups_of(compared, alike).items()
         }
@@ -187,7 +187,7 @@ def test_pairs_of_large_buckets_are_in_proportion_to_rows_and_connect_them(lake:
     near = [f"{'the same boilerplate of many words, in every text, ' * 4}{number}" for number in range(900)]
     films = lake.table(fresh("films"))
     films.ingest(text_rows([*near, *near[:1] * 3000]))
-    run = films.deduplicate("text", key="id")
+    run = films.deduplicate("text", id="id")
     assert column(films) == {0: None, **dict.fromkeys(range(1, 3900), 0)}
     bands = 16
     assert 899 <= int(run.figures["compared"]) <= bands * tasks.MAX_NEIGHBOURS * 900
@@ -231,11 +231,11 @@ BAD: list[tuple[type[Exception], str, dict[str, Any]]] = [
     (InvalidInputError, "metric is nothing that", {"metric": "l2"}),
     (InvalidInputError, "shingle is 0", {"shingle": 0}),
     (InvalidInputError, "method is one of exact, minhash, vector", {"method": "guess"}),
-    (InvalidInputError, "key: name the column", {"key": None}),
-    (TableColumnNotFoundError, "key: the table has no column", {"key": "x"}),
-    (InvalidInputError, "keys are whole numbers or texts", {"key": "v"}),
-    (InvalidInputError, "'twice' has 1 values more than once", {"key": "twice"}),
-    (InvalidInputError, "'none' is null in 1 rows", {"key": "none"}),
+    (InvalidInputError, "id: name the column", {"id": None}),
+    (TableColumnNotFoundError, "id: the table has no column", {"id": "x"}),
+    (InvalidInputError, "ids are whole numbers or texts", {"id": "v"}),
+    (InvalidInputError, "'twice' has 1 values more than once", {"id": "twice"}),
+    (InvalidInputError, "'none' is null in 1 rows", {"id": "none"}),
     (InvalidInputError, "has a column 'twice' of its own", {"into": "twice"}),
     (InvalidInputError, "one of the columns that are read", {"into": "text"}),
     (InvalidInputError, "cannot be the name of a column", {"into": "a.b"}),
@@ -259,14 +259,14 @@ def test_what_cannot_be_compared_is_told_why_and_nothing_is_written(lake: tiltya
     def check(case: tuple[type[Exception], str, dict[str, Any]]) -> None:
         error, message, fields = case
         with pytest.raises(error, match=message):
-            films.deduplicate(**{"on": "text", "key": "id"} | fields)
+            films.deduplicate(**{"on": "text", "id": "id"} | fields)
         assert films.version == 1
 
     check_each(BAD, check)
-    films.deduplicate("text", key="id")
-    for fields in ({"on": "text", "key": "id", "into": "duplicate_of_signature"}, {"on": "twice", "method": "exact"}):
+    films.deduplicate("text", id="id")
+    for fields in ({"on": "text", "id": "id", "into": "duplicate_of_signature"}, {"on": "twice", "method": "exact"}):
         with pytest.raises(InvalidInputError, match="into: "):
-            films.deduplicate(**{"key": "id"} | fields)  # type: ignore[arg-type]  # as above
+            films.deduplicate(**{"id": "id"} | fields)  # type: ignore[arg-type]  # as above
 
 
 def test_job_that_is_stopped_goes_on_with_what_it_has_hashed(
@@ -284,7 +284,7 @@ def test_job_that_is_stopped_goes_on_with_what_it_has_hashed(
             super().progress(**figures)
 
     run = Stopped()
-    job = {"table": films.name, "on": "text", "key": "id"}
+    job = {"table": films.name, "on": "text", "id": "id"}
     with pytest.raises(RunCanceledError):
         find_job("deduplicate").run(run, lake.catalog, spark, job)
     hashed = films.version

@@ -60,7 +60,7 @@ def test_tasks_of_jobs_that_are_sent_to_workers_import_no_namespace_client(
         ("delete", {"table": name, "where": "id >= 550"}),
         ("backfill", {"table": name, "column": "w", "udf": "tests.spark.functions:doubled", "inputs": ["v"],
                       "type": "double"}),
-        ("deduplicate", {"table": name, "on": "id", "method": "exact", "key": "id"}),
+        ("deduplicate", {"table": name, "on": "id", "method": "exact", "id": "id"}),
         ("index", {"table": name, "column": "id", "type": "BTREE"}),
         ("export", {"table": name, "destination": out}),
     ]  # fmt: skip

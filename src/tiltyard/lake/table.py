@@ -479,23 +479,23 @@ class Table(TableReader):
         method: Literal["exact", "minhash", "vector"] = "minhash",
         threshold: float | None = None,
         into: str | None = None,
-        key: str | None = None,
+        id: str | None = None,  # noqa: A002  # as in the command
         order_by: Names | None = None,
         shingle: int | None = None,
         metric: Literal["cosine", "l2"] | None = None,
         wait: bool = True,
         submit: bool | None = None,
     ) -> Run:
-        """Find duplicates by a column, and fill the column `into` with the key of the row that each is a duplicate of.
+        """Find duplicates by a column, and fill the column `into` with the id of the row that each is a duplicate of.
 
         "exact" takes equal values for duplicates, "minhash" texts of whose shingles, runs of `shingle` characters, at
         least `threshold` (0.8) are common (Jaccard), "vector" vectors whose distance by `metric` (cosine, l2) is up to
         `threshold` (0.05). `into` ("duplicate_of") is null for the first row of each group, by `order_by` ("year",
-        "year:desc") and the `key`, the primary key by default, and for rows without duplicates. Another run hashes new
-        and changed rows alone. Raises InvalidInputError, TableColumnNotFoundError, and as `Run.wait` does.
+        "year:desc") and the column `id`, the primary key by default, and for rows without duplicates. Another run
+        hashes new and changed rows alone. Raises InvalidInputError, TableColumnNotFoundError, and as `Run.wait` does.
         """
         arguments = present(
-            on=on, method=method, threshold=threshold, into=into, key=key, order_by=list_names(order_by, "order_by"),
+            on=on, method=method, threshold=threshold, into=into, id=id, order_by=list_names(order_by, "order_by"),
             shingle=shingle, metric=metric,
         )  # fmt: skip
         return self._run("deduplicate", arguments, wait=wait, submit=submit)

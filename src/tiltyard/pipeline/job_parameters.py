@@ -17,7 +17,7 @@ CATALOG_NAMES = frozenset({"table", "column", "branch", "tag"})
 """Parameters of jobs that name something of the catalog, each by its own name."""
 NEW_NAMES = {("ingest", "table"), ("stream", "table"), ("backfill", "column")}
 """Those that may name something new."""
-COLUMN_PARAMETERS = {("deduplicate", "on"), ("deduplicate", "key")}
+COLUMN_PARAMETERS = {("deduplicate", "on"), ("deduplicate", "id")}
 """Those that name one column of the table, by another name than `column`."""
 KINDS = {str: "text", int: "integer", float: "number", bool: "boolean"}
 

@@ -98,30 +98,30 @@ def deduplicate(
         "minhash: the least Jaccard similarity, 0.3 to 1 [default: 0.8]; vector: the largest distance, of cosine up to "
         "0.3 [default: 0.05].",
     ] = None,
-    into: Annotated[str, "The column that gets the key of the row of which a row is a duplicate."] = DEFAULT_COLUMN,
-    key: Annotated[str | None, "The column that names rows [default: the table's primary key]."] = None,
+    into: Annotated[str, "The column that gets the id of the row of which a row is a duplicate."] = DEFAULT_COLUMN,
+    id: Annotated[str | None, "The column that names rows [default: the table's primary key]."] = None,  # noqa: A002  # the option's name
     order_by: Annotated[
         list[str],
-        "Which row stands for a group, the first: by a, or a:desc for the largest, and then by the key.",
+        "Which row stands for a group, the first: by a, or a:desc for the largest, and then by the id.",
     ] = [],  # noqa: B006  # the registry copies it
     shingle: Annotated[int | None, "minhash: texts are compared by runs of so many characters [default: 5]."] = None,
     metric: Annotated[Metric | None, "vector: the distance, l2 being squared [default: cosine]."] = None,
 ) -> Mapping[str, object]:
-    """Find duplicates, and fill a column with the key of the row that each one is a duplicate of.
+    """Find duplicates, and fill a column with the id of the row that each one is a duplicate of.
 
     It is null for the first row of a group, and for rows without duplicates. A run again hashes new and changed rows
     alone.
 
     \b
     Examples:
-      tiltyard job deduplicate --uri http://127.0.0.1:2333 films --on title --key id
-      tiltyard job deduplicate --uri http://127.0.0.1:2333 films --on vector --method vector --threshold 0.03 --key id
+      tiltyard job deduplicate --uri http://127.0.0.1:2333 films --on title --id id
+      tiltyard job deduplicate --uri http://127.0.0.1:2333 films --on vector --method vector --threshold 0.03 --id id
     """
     target = catalog_client.table(catalog, table)
     job_table = JobTable(target)
     dataset = job_table.latest()
     comparison = _find_comparison(dataset.schema, on, method, threshold, shingle, metric)
-    named = _find_key(target, dataset, key)
+    named = _find_key(target, dataset, id)
     order = parse_order(dataset.schema, named, order_by)
     _check_columns(dataset.schema, into, on, order)
     _check_keys(spark, target, dataset, named)
@@ -190,13 +190,13 @@ def _find_key(table: Table, dataset: lance.LanceDataset, key: str | None) -> str
         names = declared_key(table, dataset)
         if len(names) != 1:
             how = f"has {len(names)} columns" if names else "has none"
-            raise InvalidInputError(f"key: name the column by which rows are known, for the primary key {how}.")
+            raise InvalidInputError(f"id: name the column by which rows are known, for the primary key {how}.")
         (key,) = names
     if key not in dataset.schema.names:
-        raise TableColumnNotFoundError(f"key: the table has no column '{key}'.")
+        raise TableColumnNotFoundError(f"id: the table has no column '{key}'.")
     kind = dataset.schema.field(key).type
     if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise InvalidInputError(f"key: '{key}' is {kind}, and keys are whole numbers or texts.")
+        raise InvalidInputError(f"id: '{key}' is {kind}, and ids are whole numbers or texts.")
     return key
 
 
@@ -245,10 +245,10 @@ def _check_keys(spark: SparkSession | LazySession, table: Table, dataset: lance.
         return
     condition = f"{quote_identifier(key)} IS NULL"
     if nulls := dataset.scanner(columns=[], filter=condition, with_row_id=True).count_rows():
-        raise InvalidInputError(f"key: '{key}' is null in {nulls} rows: duplicates are named by it.")
+        raise InvalidInputError(f"id: '{key}' is null in {nulls} rows: duplicates are named by it.")
     session = started(spark) if dataset.count_rows() > MAX_KEYS_IN_DRIVER else None
     if count := count_duplicate_keys(session, table.location(), [key], [], int(dataset.version)):
-        raise InvalidInputError(f"key: '{key}' has {count} values more than once: duplicates are named by it.")
+        raise InvalidInputError(f"id: '{key}' has {count} values more than once: duplicates are named by it.")
 
 
 def _add_columns(job_table: JobTable, into: str, on: str, key: str) -> None:

@@ -212,14 +212,14 @@ def plan_rows(
         check_time_zones(schema, fragment_target.schema)
     validate_checks(options.checks, fragment_target.schema)
     for check in options.checks:
-        if missing := set(check.columns) & set(kept):
+        if missing := set(check.columns_of(fragment_target.schema)) & set(kept):
             raise RefusedError(f"The check {check.text} is of {min(missing)}, which the source lacks: leave it out.")
         if check.kind == "foreign_key":
             ReferencedColumn.find(check, target.table, fragment_target.schema)  # before anything is written
     keys = options.on if options.rejects else ()
     rejecting = rejecting_checks(target.table, fragment_target.schema) if target.base else ()
     if kept:  # a check of what rows keep is the commit's: here it would see nulls
-        rejecting = tuple(check for check in rejecting if not set(check.columns) & set(kept))
+        rejecting = tuple(check for check in rejecting if not set(check.columns_of(fragment_target.schema)) & set(kept))
     return WriteSpec(
         run.id, fragment_target, columns, options.udf, table_columns, options.checks, options.rejects, storage, keys,
         rejecting=rejecting, kept=kept,

@@ -111,7 +111,7 @@ def test_write_on_a_key_replaces_and_adds_in_one_commit(
     [
         (["id % 2 as id", "half", "v", "vector"], {}, "a key may be there once"),
         (["if(id = 1, null, id) as id", "half", "v", "vector"], {}, "null in 1 row"),
-        (["id", "half", "vector"], {}, "no column 'v'"),
+        (["half", "v", "vector"], {}, "no column 'id'"),
         (["*"], {"on": "nothing"}, "no column 'nothing'"),
         (["*"], {"mode": "overwrite"}, "write in the mode append"),
         (["*"], {"batch": 1}, "option 'stream'"),

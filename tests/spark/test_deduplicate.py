@@ -73,6 +73,17 @@ def some_texts(seed: int, count: int) -> list[str | None]:
     return [*texts, None, None, "", " ", "a", "A", "b", "THE SAME  text", "the same text"]
 
 
+def made_of_texts(lake: tiltyard.Lake, name: str, seed: int) -> tuple[tiltyard.Table, dict[int, str | None]]:
+    """Return a table of two fragments, of which a row was deleted, and its texts by id."""
+    texts = dict(enumerate(some_texts(seed, 300)))
+    table = lake.table(name)
+    table.ingest(text_rows(list(texts.values())[:150]))
+    table.write(text_rows(list(texts.values())[150:], 150))
+    table.delete("id = 7")
+    del texts[7]
+    return table, texts
+
+
 def column(table: tiltyard.Table, name: str = "duplicate_of") -> dict[Any, Any]:
     rows = table.to_arrow(columns=["id", name])
     return dict(zip(rows["id"].to_pylist(), rows[name].to_pylist(), strict=True))
@@ -83,14 +94,8 @@ def text_rows(texts: Iterable[str | None], start: int = 0) -> pa.Table:
     return pa.table({"id": pa.array(range(start, start + len(values)), pa.int64()), "text": values})
 
 
-def test_groups_of_texts_are_those_of_all_pairs_and_follow_changes(lake: tiltyard.Lake, fresh: Fresh) -> None:
-    texts = dict(enumerate(some_texts(1, 300)))
-    films = lake.table(fresh("films"))
-    films.ingest(text_rows(list(texts.values())[:150]))
-    films.write(text_rows(list(texts.values())[150:], 150))
-    films.delete("id = 7")
-    del texts[7]
-
+def test_groups_of_texts_are_those_of_all_pairs(lake: tiltyard.Lake, fresh: Fresh) -> None:
+    films, texts = made_of_texts(lake, fresh("films"), 1)
     run = films.deduplicate("text", id="id")
     expected = groups_of(texts, jaccard)
     assert column(films) == expected
@@ -98,11 +103,15 @@ def test_groups_of_texts_are_those_of_all_pairs_and_follow_changes(lake: tiltyar
     assert (int(run.figures["duplicates"]), int(run.figures["groups"])) == (len(duplicates), len(set(duplicates)))
     assert int(run.figures["hashed"]) == run.rows == len(texts) and int(run.figures["alike"]) > 20
     assert films.lineage().edges[0].job_kind == "deduplicate"
-
     version = films.version
     again = films.deduplicate("text", id="id")
     assert (again.figures["hashed"], films.version, again.version) == ("0", version, version)
 
+
+def test_groups_follow_rows_that_are_added_changed_deleted_and_compacted(lake: tiltyard.Lake, fresh: Fresh) -> None:
+    films, texts = made_of_texts(lake, fresh("films"), 2)
+    films.deduplicate("text", id="id")
+    duplicates = [row for row in column(films).values() if row is not None]
     one, other = (head for head in list(dict.fromkeys(duplicates))[:2])
     linking = [texts[one], "entirely new, and like nothing else", texts[other]]
     films.write(text_rows([linking[0], linking[1]], 1000))
@@ -110,10 +119,8 @@ def test_groups_of_texts_are_those_of_all_pairs_and_follow_changes(lake: tiltyar
     films.upsert(text_rows([linking[2]], 3), on="id")
     texts |= {1000: linking[0], 1001: linking[1], 3: linking[2]}
     del texts[one]
-    run = films.deduplicate("text", id="id")
+    assert films.deduplicate("text", id="id").figures["hashed"] == "3"
     assert column(films) == groups_of(texts, jaccard)
-    assert run.figures["hashed"] == "3"
-
     films.optimize()
     assert films.deduplicate("text", id="id").figures["hashed"] == "0"
     assert column(films) == groups_of(texts, jaccard)

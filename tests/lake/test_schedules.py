@@ -105,6 +105,7 @@ def test_stale_tables_are_listed_and_marked(lake: Lake) -> None:
     assert films.is_stale() and lake.stale_tables() == ["films"]
     assert run(lake, "tiltyard freshness list --stale")[1] == 1
     assert "stale" in run(lake, "tiltyard ls -l")[0]
+    assert '"stale":true' in run(lake, "tiltyard show films --format json")[0].replace(" ", "")
     assert run(lake, "tiltyard freshness set films 6h") == ("films may be 6h old\n", 0)
     assert not films.is_stale() and "fresh" in run(lake, "tiltyard freshness list")[0]
     films.set_max_age(None)

@@ -64,6 +64,8 @@ def _describe_table(catalog: Caller, table: TypedId, *, is_readable: bool) -> di
     described = catalog.call("DescribeTable", id=names, load_detailed_metadata=True)
     properties = described.get("properties") or {}
     record: dict[str, Any] = {"id": str(table), "kind": "table", "location": described.get("location")}
+    for age in catalog.call("ListTableAges", table="$".join(table))["tables"]:
+        record |= {"max_age_seconds": age["max_age_seconds"], "stale": age["stale"]}
     try:
         stats = catalog.call("GetTableStats", id=names)
     except InvalidTableStateError:  # it has no rows yet, or is a view, which has none of its own

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import sqlglot
 from lance_namespace.errors import InvalidInputError
-from sqlglot import exp
-from sqlglot.optimizer.scope import Scope, traverse_scope
 
 from tiltyard.model.views.definitions import MAX_QUERY_LENGTH
+
+if TYPE_CHECKING:
+    from sqlglot import exp
 
 _OF_TABLES = frozenset({"table_version", "table_tag", "table_branch", "vector_search", "fts", "minhash_search"})
 """Functions of the server's SQL whose first argument names a table."""
@@ -18,6 +18,10 @@ _DEFAULT_NAMESPACE = "public"
 
 def query_tables(query: Any) -> list[tuple[str, ...]]:
     """Return the ids of the tables that a query names. Raises InvalidInputError for what is not one SELECT."""
+    import sqlglot  # noqa: PLC0415  # takes a third of a second, and queries alone need it
+    from sqlglot import exp  # noqa: PLC0415  # the same
+    from sqlglot.optimizer.scope import Scope, traverse_scope  # noqa: PLC0415  # the same
+
     if not isinstance(query, str) or not 0 < len(query.strip()) <= MAX_QUERY_LENGTH:
         raise InvalidInputError(f"query is one SELECT, of up to {MAX_QUERY_LENGTH} characters.")
     try:
@@ -37,6 +41,8 @@ def query_tables(query: Any) -> list[tuple[str, ...]]:
 
 def _path(table: exp.Table) -> tuple[str, ...]:
     """Return the id of a table, also of one that a function names; () for what is none."""
+    from sqlglot import exp  # noqa: PLC0415  # as above
+
     named = table.this
     if isinstance(named, exp.Identifier):
         name = named.name if named.quoted else named.name.lower()

@@ -1,4 +1,4 @@
-"""Open a table's dataset by the table's id."""
+"""Open a table's dataset by the table's id; check and read its rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from lance_namespace.errors import InvalidInputError, InvalidTableStateError
+import pyarrow as pa
+from lance_namespace.errors import InvalidInputError, InvalidTableStateError, TableBranchNotFoundError
 
 from tiltyard.context import OpenTable
 from tiltyard.model.branches import MAIN
@@ -15,7 +16,7 @@ from tiltyard.model.freshness import StaleReadError
 from tiltyard.model.ids import table_id
 from tiltyard.runtime.outage_log import StorageUnavailableError
 from tiltyard.storage.caches.version_cache import CachedVersion
-from tiltyard.storage.errors import IncompleteFileError
+from tiltyard.storage.errors import IncompleteFileError, lance_errors
 from tiltyard.storage.locations import is_local
 from tiltyard.tables.commits.finalizing import finalize_pending, has_unfinished
 from tiltyard.tables.rte_specification import PROPERTY
@@ -23,7 +24,7 @@ from tiltyard.tables.versions.deleted_versions import check_not_deleted
 from tiltyard.tables.versions.records import recorded_latest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     import lance
 
@@ -237,3 +238,43 @@ def open_to_commit(ctx: Context, record: TableRecord, branch: Branch, *, durable
     return storage.datasets.open_for_writing(
         record.location, storage.options(record.location), branch, ctx.commit_route(record, durable=durable)
     )
+
+
+def open_to_check(
+    ctx: Context, table: TableRecord, branch: Branch, columns: Iterable[str]
+) -> lance.LanceDataset | None:
+    """Open a branch's latest version to check rows that have these columns; None for one that was just deleted.
+
+    Raises InvalidInputError for a column that the branch has not.
+    """
+    finalize_pending(ctx, table.id)
+    try:
+        dataset = ctx.storage.datasets.open_for_reading(table.location, ctx.storage.options(table.location), branch)
+    except TableBranchNotFoundError:
+        return None
+    for name in columns:
+        if name not in dataset.schema.names:
+            raise InvalidInputError(f"The branch '{branch.name}' has no column '{name}': delete it, or add the column.")
+    return dataset
+
+
+def read_fragments(
+    dataset: lance.LanceDataset, columns: Sequence[str], fragments: Collection[int] | None, batch_rows: int
+) -> Iterator[pa.Table]:
+    """Yield the rows of fragments, None for all, in batches; those that the version does not have are left out.
+
+    Raises what Lance raises, translated.
+    """
+    if fragments is not None and not fragments:
+        return
+    with lance_errors(dataset):
+        chosen = None if fragments is None else existing_fragments(dataset, sorted(fragments))
+        scanner = dataset.scanner(columns=list(columns), fragments=chosen, batch_size=batch_rows)
+        for batch in scanner.to_batches():
+            yield pa.Table.from_batches([batch])
+
+
+def existing_fragments(dataset: lance.LanceDataset, numbers: Iterable[int]) -> list[lance.LanceFragment]:
+    """Return fragments by their ids; those that the version does not have are left out."""
+    fragments = (dataset.get_fragment(number) for number in numbers)
+    return [fragment for fragment in fragments if fragment is not None]

@@ -11,7 +11,6 @@ import pyarrow as pa
 from lance_namespace.errors import (
     ConcurrentModificationError,
     InvalidInputError,
-    TableBranchNotFoundError,
     UnsupportedOperationError,
 )
 
@@ -26,11 +25,10 @@ from tiltyard.model.privileges import Privilege
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.spec import models
 from tiltyard.model.views.plain_views import PlainView
-from tiltyard.tables.commits.finalizing import finalize_pending
 from tiltyard.tables.contracts.enforcement import check_count, check_fragments
 from tiltyard.tables.contracts.errors import ContractError
 from tiltyard.tables.lance_sql.expressions import check_condition
-from tiltyard.tables.opening import find_table, open_for_reading
+from tiltyard.tables.opening import find_table, open_for_reading, open_to_check
 from tiltyard.tables.rows.conflict_retry import ConflictRetry
 from tiltyard.tables.versions.branches import branches_of
 
@@ -124,16 +122,9 @@ def _check_branches(ctx: Context, names: list[str] | None, table: TableRecord, c
 
 def _check_branch(ctx: Context, table: TableRecord, contract: Contract, branch: Branch) -> int:
     """Check all rows of a branch's latest version; return that version, 0 for a branch that was just deleted."""
-    finalize_pending(ctx, table.id)
-    try:
-        dataset = ctx.storage.datasets.open_for_reading(table.location, ctx.storage.options(table.location), branch)
-    except TableBranchNotFoundError:
+    dataset = open_to_check(ctx, table, branch, contract.columns)
+    if dataset is None:
         return 0
-    for column in contract.columns:
-        if column not in dataset.schema.names:
-            raise InvalidInputError(
-                f"The branch '{branch.name}' has no column '{column}': delete it, or add the column."
-            )
     try:
         check_count(contract, dataset.count_rows())
         check_fragments(ctx, table, contract, dataset)

@@ -9,7 +9,6 @@ from uuid import uuid4
 from lance_namespace.errors import (
     ConcurrentModificationError,
     InvalidInputError,
-    TableBranchNotFoundError,
     UnsupportedOperationError,
 )
 from msgspec import structs
@@ -22,12 +21,11 @@ from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import column_not_found, lance_errors
-from tiltyard.tables.commits.finalizing import finalize_pending
 from tiltyard.tables.indexes.indexes import create_table_scalar_index
 from tiltyard.tables.keys.enforcement import check_rows
 from tiltyard.tables.keys.key_values import has_literals
 from tiltyard.tables.keys.lookup import indexed_columns
-from tiltyard.tables.opening import find_table, open_for_reading
+from tiltyard.tables.opening import find_table, open_for_reading, open_to_check
 from tiltyard.tables.rows.conflict_retry import ConflictRetry
 from tiltyard.tables.versions.branches import branches_of
 
@@ -112,14 +110,9 @@ def _branches(ctx: Context, table: OpenTable) -> list[Branch]:
 
 def _check_branch(ctx: Context, table: TableRecord, key: PrimaryKey, branch: Branch) -> int:
     """Check all rows of a branch's latest version; return that version, 0 for a branch that was just deleted."""
-    finalize_pending(ctx, table.id)
-    try:
-        dataset = ctx.storage.datasets.open_for_reading(table.location, ctx.storage.options(table.location), branch)
-    except TableBranchNotFoundError:
+    dataset = open_to_check(ctx, table, branch, key.columns)
+    if dataset is None:
         return 0
-    for name in key.columns:
-        if name not in dataset.schema.names:
-            raise InvalidInputError(f"The branch '{branch.name}' has no column '{name}': delete it, or add the column.")
     check_rows(ctx, table, key, dataset)
     return int(dataset.version)
 

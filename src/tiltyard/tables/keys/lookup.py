@@ -26,9 +26,10 @@ from tiltyard.tables.keys.key_values import (
     lookup_filter,
     matching_keys,
 )
+from tiltyard.tables.opening import existing_fragments, read_fragments
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     import lance
     from lance.fragment import FragmentMetadata
@@ -212,7 +213,7 @@ class KeyLookup:
         with lance_errors(dataset):
             scanner = dataset.scanner(
                 columns=list(self.columns),
-                fragments=_fragments(dataset, fragments.values()),
+                fragments=existing_fragments(dataset, fragments.values()),
                 with_row_id=True,
                 include_deleted_rows=True,
             )
@@ -243,16 +244,4 @@ def read_keys(
     dataset: lance.LanceDataset, columns: tuple[str, ...], fragments: Collection[int] | None = None
 ) -> Iterator[pa.Table]:
     """Yield the keys of fragments, None for all, in batches. Raises what Lance raises, translated."""
-    if fragments is not None and not fragments:
-        return
-    with lance_errors(dataset):
-        chosen = None if fragments is None else _fragments(dataset, sorted(fragments))
-        scanner = dataset.scanner(columns=list(columns), fragments=chosen, batch_size=_SCANNED_ROWS)
-        for batch in scanner.to_batches():
-            yield pa.Table.from_batches([batch])
-
-
-def _fragments(dataset: lance.LanceDataset, numbers: Iterable[int]) -> list[lance.LanceFragment]:
-    """Return fragments by their ids; those that the version does not have are left out."""
-    fragments = (dataset.get_fragment(number) for number in numbers)
-    return [fragment for fragment in fragments if fragment is not None]
+    return read_fragments(dataset, columns, fragments, _SCANNED_ROWS)

@@ -10,7 +10,7 @@ ON_CHANGE_SECONDS = 5.0
 """How often it is looked whether the tables of a view that refreshes on change have another version."""
 
 
-def parse_refresh(text: str) -> float:
+def parse_refresh(text: object) -> float:
     """Return the interval in seconds in which a view refreshes where its tables have changed.
 
     Raises InvalidInputError for another text.

@@ -128,5 +128,5 @@ $(DEV): requirements-dev.lock pyproject.toml scripts/install_packages.sh
 
 # What all tests import, compiled once: the processes that run them begin together, and each would compile all of it.
 $(COMPILED): $(DEV)
-	@$(BIN)/python -m pytest --collect-only --quiet --no-header >/dev/null
+	@said=$$($(BIN)/python -m pytest --collect-only --quiet --no-header 2>&1) || { tail -n 40 <<<"$$said"; exit 1; }
 	@touch $@

@@ -22,7 +22,7 @@ from tests.services.server import ServerProcess
 from tests.services.wire import Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
 
     from playwright.sync_api import Page
 
@@ -73,6 +73,23 @@ PAGES = {
     "An error": "table/no/where",
 }
 """Each page by what it is called, and its address."""
+IN_THREE_WIDTHS = {
+    "catalog": ("namespace/empty", "find?q=film"),
+    "objects": (
+        "create-namespace",
+        "drop-namespace/empty",
+        "dropped",
+        "upload-into/cinema/films",
+        "manage/cinema/films",
+    ),
+    "sql": ("sql", "sql/cinema/films"),
+    "tables": (
+        "rows/cinema/films?filter=year+%3E+1950&order=-year",
+        "rows/cinema/films?where=year&operator=is&value=x&add=1",
+        "rows/media/pictures",
+    ),
+}
+"""Addresses among them that tests of a section examine in one width more, and with dark colours, on the same tables."""
 PARTS = frozenset(
     {
         *("tree", "summary", "freshness", "lineage", "condition", "counts", "facets", "map-points", "map-row"),
@@ -117,7 +134,7 @@ def examine(page: Page) -> Finding:
     return Finding(len(found["passes"]), violations, page.evaluate(excess), page.evaluate(header))
 
 
-def examine_all(viewer: Viewer, job: str, names: Iterator[str] | None = None) -> dict[str, list[Finding]]:
+def examine_all(viewer: Viewer, job: str, names: Iterable[str] | None = None) -> dict[str, list[Finding]]:
     """Examine pages, each in every width: opened once, since it adapts itself to the window."""
     findings: dict[str, list[Finding]] = {}
     for name in names or PAGES:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.browser.accessibility import IN_THREE_WIDTHS
 from tests.browser.viewer import Viewer
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def test_bar_is_low_in_a_narrow_window_and_its_menu_has_the_sections(viewer: Vie
 
 @pytest.mark.extended
 def test_pages_are_accessible_and_fit_their_window(viewer: Viewer) -> None:
-    viewer.check_pages("", "namespace/cinema", "namespace/empty", "find?q=film", "find", "table/no/where")
+    viewer.check_pages(*IN_THREE_WIDTHS["catalog"], "", "namespace/cinema", "find", "table/no/where")
 
 
 @pytest.mark.extended

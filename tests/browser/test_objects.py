@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.browser.accessibility import IN_THREE_WIDTHS
 from tests.browser.viewer import Viewer
 
 if TYPE_CHECKING:
@@ -19,12 +20,8 @@ if TYPE_CHECKING:
 PAGES = (
     "upload/media",
     "create-table/media",
-    "create-namespace",
-    "drop-namespace/empty",
-    "dropped",
-    "upload-into/cinema/films",
     "indexes/cinema/films?column=vector",
-    "manage/cinema/films",
+    *IN_THREE_WIDTHS["objects"],
 )
 FILMS = b"title,year,zip\nAlien,1979,007\nBrazil,1985,123\n<script>alert(1)</script>,x,9\n"
 DROP = """([place, name, text]) => {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from tests.browser.accessibility import IN_THREE_WIDTHS
 from tests.browser.viewer import Viewer
 from tests.services.secured import Secured, secured_server
 
@@ -130,7 +131,7 @@ def test_hostile_values_and_names_do_nothing(viewer: Viewer) -> None:
 
 @pytest.mark.extended
 def test_page_is_accessible_and_fits_its_window(viewer: Viewer) -> None:
-    viewer.check_pages("sql", "sql/cinema/films")
+    viewer.check_pages(*IN_THREE_WIDTHS["sql"])
     page = viewer.open("sql")
     run(page, "SELECT * FROM media.pictures")
     page.locator("#result .grid img").first.wait_for()

@@ -45,6 +45,24 @@ def test_overview_snippets_open_the_table(http: httpx.Client) -> None:
         assert opened.count_rows() == 200  # type: ignore[attr-defined]
 
 
+def test_overview_shows_the_contract_and_what_its_checks_have_found(http: httpx.Client, server: ServerProcess) -> None:
+    table, arrow = f"{server.url}/v1/table/cinema$priced", {"content-type": "application/vnd.apache.arrow.stream"}
+    own = f"{server.url}/tiltyard/v1/table/cinema$priced/contract"
+    httpx.post(f"{table}/create", content=stream(pa.table({"price": [1, 2]})), headers=arrow).raise_for_status()
+    try:
+        assert 'id="contract"' not in main_of(http.get("/table/cinema/priced"))
+        checks = ["expect(price > 0)", "test: expect(price <> 2)", "warn: expect(price < 9)"]
+        httpx.post(f"{own}/set", json={"checks": checks, "on_failure": "reject"}).raise_for_status()
+        httpx.post(f"{table}/insert", content=stream(pa.table({"price": [9, -1]})), headers=arrow).raise_for_status()
+        httpx.post(f"{own}/test", json={}).raise_for_status()
+        text = unescape(re.sub(r"<[^>]*>", "", main_of(http.get("/table/cinema/priced"))))
+        assert "Rows that fail are parked" in text and "expect(price > 0)" in text
+        assert "1 row parked" in text and "expect(price < 9): 1" in text
+        assert "failed" in text and "1 of 3 rows fail, the first is a row with price = 2" in text
+    finally:
+        httpx.post(f"{table}/drop", json={}).raise_for_status()
+
+
 def test_declared_table_says_that_it_has_no_data(http: httpx.Client, server: ServerProcess) -> None:
     with Wire(server.url) as wire:
         wire.good(wire.table(["cinema", "declared"], "declare"))

@@ -10,6 +10,7 @@ from tiltyard.console.page import Page, PageRequest
 from tiltyard.console.table.heads import TableHead, read_head
 from tiltyard.console.table.lineage import read_origin
 from tiltyard.console.table.snippets import make_snippets, make_view_snippets
+from tiltyard.contracts.contract import PROPERTY as CONTRACT
 from tiltyard.model.sql_text import quote_identifier
 from tiltyard.model.views.plain_views import PREFIX as PLAIN_VIEW_PREFIX
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 SHOWN = 50
 """Tags, branches, indexes, policies and jobs that the page lists."""
 JOBS = 10
+RESULTS = 5
+"""Tests, and commits of which checks have found something, that the page lists."""
 COUNTED_VERSIONS = 1000
 
 
@@ -32,7 +35,7 @@ def show(page: PageRequest) -> Page:
         "properties": {
             name: value
             for name, value in _properties(head.table.properties).items()
-            if not name.startswith(PLAIN_VIEW_PREFIX)
+            if not name.startswith(PLAIN_VIEW_PREFIX) and name != CONTRACT
         },
         "metadata": _properties(head.table.metadata),
         "origin_of": read_origin(page.calls, head),
@@ -52,6 +55,8 @@ def _parts(page: PageRequest, head: TableHead) -> dict[str, Any]:
     branches = attempt("ListTableBranches", id=id_, limit=SHOWN) if has_data else None
     indexes = attempt("ListTableIndices", id=id_, branch=head.branch, limit=SHOWN) if has_data else None
     policies = attempt("ListTablePolicies", id=id_)
+    has_contract = CONTRACT in (head.table.properties or {})
+    contract = attempt("DescribeTableContract", id=id_, limit=RESULTS) if has_contract else None
     jobs = attempt("ListAllJobs", table="$".join(page.path), limit=JOBS)
     return {
         "stats": stats,
@@ -62,6 +67,7 @@ def _parts(page: PageRequest, head: TableHead) -> dict[str, Any]:
         "indexes": indexes.indexes if indexes is not None else None,
         "policies": policies.policies if policies is not None else [],
         "jobs": jobs.jobs if jobs is not None else [],
+        "contract": contract,
     }
 
 

@@ -13,8 +13,14 @@ import lance
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, InvalidTableStateError
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InvalidInputError,
+    InvalidTableStateError,
+    TableSchemaValidationError,
+)
 
+import tiltyard
 from tests.streams.conftest import Put, RunStream
 from tiltyard.contracts.checks import parse_check
 from tiltyard.pipeline.catalog_client import Table
@@ -424,3 +430,28 @@ def test_columns_of_types_and_names_that_no_cast_mends_reject_their_rows_alone(
     assert rows(films, "id", "v") == [(1, 1), (5, 5)]
     text = "".join(file.read_text() for file in (tmp_path / "bad").iterdir())
     assert "column 'v' is struct" in text and "time without a zone" in text and "3.jsonl" in text
+
+
+def set_contract(films: Table, *checks: str, on_failure: Any = "fail") -> None:
+    lake = tiltyard.connect(dict(films.connection.properties)["root"])
+    lake.table(str(films)).set_contract(checks, on_failure=on_failure)
+
+
+def test_rows_that_the_contract_rejects_are_parked_and_those_that_it_refuses_end_the_stream(
+    films: Table, put: Put, run_stream: RunStream, tmp_path: Path
+) -> None:
+    put("1.jsonl", {"id": 1, "title": "a"})
+    run_stream()
+    set_contract(films, "expect(id > 0)", on_failure="reject")
+    put("2.jsonl", {"id": 2, "title": "b"}, {"id": -2, "title": "c"})
+    assert run_stream()["rejected"] == 1
+    (file,) = Path(films.location().uri).glob("_rejects/*.jsonl")
+    assert json.loads(file.read_text()) == {"reason": "expect(id > 0)", "row": {"id": -2, "title": "c"}}
+    put("3.jsonl", {"id": 3, "title": "d"}, {"id": -3, "title": "e"})
+    assert run_stream(rejects=str(tmp_path / "bad"), on=["id"])["rejected"] == 1
+    assert len(list((tmp_path / "bad").iterdir())) == 1
+    set_contract(films, "expect(id > 0)")
+    put("4.jsonl", {"id": 4, "title": "f"}, {"id": -4, "title": "g"})
+    with pytest.raises((InvalidInputError, TableSchemaValidationError), match=r"id = -4"):
+        run_stream(on=["id"])
+    assert ids(films) == [1, 2, 3]

@@ -158,7 +158,7 @@ def test_rejected_rows_are_parked_and_counted_and_the_others_written(table: Serv
     assert 50 in prices(table)
     assert 2 in prices(table)
     upload = begin_upload(table)
-    insert(table, body(rows(8, -8)), upload_id=upload)
+    assert insert(table, body(rows(8, -8)), upload_id=upload).num_rejected_rows == 1
     insert(table, body(rows(9, -9, -10)), upload_id=upload)
     completed = complete_upload(table, upload)
     assert (completed.num_inserted_rows, completed.num_rejected_rows) == (2, 3)

@@ -105,7 +105,8 @@ def import_file(
         _advise(source.size)
         state, version = _import(target, catalog, table, mode or CREATE, source)
         _index_lineage(catalog, table, version)
-        click.echo(f"{state.rows} rows are in {table}, as version {version}")
+        parked = f"; its contract has parked {state.rejected} others" if state.rejected else ""
+        click.echo(f"{state.rows} rows are in {table}, as version {version}{parked}")
 
 
 def _table_schema(catalog: Caller, table: TypedId) -> pa.Schema | None:
@@ -280,6 +281,7 @@ def _send_parts(
 
             response = _send_part(catalog, table, mode, read, state.upload_id, key)
             state.rows += response.get("num_inserted_rows") or 0
+            state.rejected += response.get("num_rejected_rows") or 0
             state.done.append(key)
             file.write(state)
 

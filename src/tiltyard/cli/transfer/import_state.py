@@ -21,6 +21,7 @@ class ImportState:
     is_declared: bool
     done: list[str] = field(default_factory=list)
     rows: int = 0
+    rejected: int = 0
 
 
 class ImportFile:

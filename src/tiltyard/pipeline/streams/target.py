@@ -107,7 +107,7 @@ class StreamTable:
     _is_writing: bool = field(init=False, default=False)
     _job_table: JobTable | None = field(init=False, default=None)
     _commits: int = field(init=False, default=0)
-    _rejecting: tuple[QualityCheck, ...] | None = field(init=False, default=None)
+    _rejecting: tuple[QualityCheck, ...] = field(init=False, default=())
 
     def open(self) -> Position | None:
         """Return the position that the table has recorded; None for a stream that has not begun.
@@ -153,7 +153,7 @@ class StreamTable:
             self._begin_writing()
         dataset = self._evolve(batch.rows)
         rows = self._fit(batch, batch.rows, dataset.schema, rejected)
-        rows, failed = self._split_failing(dataset, rows)
+        rows, failed = self._split_failing(rows)
         deleted = None
         if self.options.on:
             on = list(self.options.on)
@@ -222,6 +222,7 @@ class StreamTable:
             self._begin_writing()
             return
         self._is_writing = True
+        self._rejecting = rejecting_checks(self.table, dataset.schema)
         self._remove_uncommitted_rejects()
 
     # One batch
@@ -273,13 +274,11 @@ class StreamTable:
                     fitted.append(result)
         return pa.Table.from_batches(fitted, pa.schema(fields))
 
-    def _split_failing(self, dataset: lance.LanceDataset, rows: pa.Table) -> tuple[pa.Table, list[RejectedRow]]:
+    def _split_failing(self, rows: pa.Table) -> tuple[pa.Table, list[RejectedRow]]:
         """Return the rows that the table's contract lets in, and those that it rejects. Raises RefusedError.
 
-        The contract is that of the process's first batch; a later one is held by the commits.
+        The contract is the one that the table had when this process began to write; a later one is held by the commits.
         """
-        if self._rejecting is None:
-            self._rejecting = rejecting_checks(self.table, dataset.schema)
         passing, failed = split_failing(self._rejecting, rows)
         return passing, [
             RejectedRow({name: value for name, value in row.items() if name != SEQUENCE}, reason)

@@ -99,8 +99,8 @@ def insert_into_table(
     incoming = IncomingRows.with_columns(data)
     with target.cleanup_on_error():
         if request.upload_id:
-            rows = insert_part(target, request.upload_id, request.upload_part_id, _mode(request), incoming)
-            return models.InsertIntoTableResponse(num_inserted_rows=rows)
+            part = insert_part(target, request.upload_id, request.upload_part_id, _mode(request), incoming)
+            return models.InsertIntoTableResponse(num_inserted_rows=part[0], num_rejected_rows=part[1])
         return _response((append if _mode(request) is InsertMode.APPEND else overwrite)(target, incoming))
 
 

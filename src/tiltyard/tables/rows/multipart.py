@@ -81,8 +81,10 @@ def create_multipart_write(
 
 def insert_part(
     target: WriteTarget, upload_id: str, part_id: str | None, mode: InsertMode, incoming: IncomingRows
-) -> int:
-    """Write one part of a multipart write, which becomes visible with the others. Returns its number of rows.
+) -> tuple[int, int | None]:
+    """Write one part of a multipart write, which becomes visible with the others.
+
+    Returns its number of rows, and how many the table's contract has rejected, None without one.
 
     Raises TransactionNotFoundError, TableSchemaValidationError, InvalidInputError.
     """
@@ -131,7 +133,7 @@ def insert_part(
         discard(target.ctx.storage, base, fragments)
         if contract is not None:
             contract.unpark()
-    return stored.num_rows
+    return stored.num_rows, None if contract is None else int(stored.fragments.get("rejected", 0))
 
 
 @operation(needs=on_table(Privilege.WRITE))

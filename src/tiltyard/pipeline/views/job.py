@@ -323,7 +323,7 @@ class _Refresh:
                 return results, False
             part, result = plan.parts[number], self._load_part(key, target)
             if result is None:
-                if self.code and plan.since and not part.removes and not writer.reusable:
+                if self.code and plan.since and not part.removes and writer.reusable is None:
                     writer = replace(writer, reusable=self._find_reusable(plan, target, results))
                 result = self._write_part(writer, part, number)
                 self.run.save_checkpoint(key, result.to_json())

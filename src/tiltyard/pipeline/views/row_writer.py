@@ -69,7 +69,7 @@ class ViewWriter:
 
     `policy` says how the view's code is called; rows that are parked are written to the folder `rejects`. `changes` are
     those of the tables that parts name as changed. Of a table with `groups`, only their rows are read. `columns` are
-    computed by code, but for values that are `reusable`.
+    computed by code, but for values that are `reusable`, once these are known.
     """
 
     run: Run
@@ -85,7 +85,7 @@ class ViewWriter:
     changes: Mapping[str, NetChanges]
     groups: GroupKeys | None
     columns: Mapping[str, ColumnFunction] = field(default_factory=dict)
-    reusable: Mapping[str, ReusableValues] = field(default_factory=dict)
+    reusable: Mapping[str, ReusableValues] | None = None
 
     def write_part(self, part: QueryPart, number: int) -> WriteResult:
         """Write the rows of a part; nothing is committed. Raises RefusedError, RunCanceledError."""
@@ -114,7 +114,8 @@ class ViewWriter:
 
     def _added_columns(self) -> AddedColumns:
         """Return how the columns besides those of the query are computed."""
-        code = {name: ViewColumn(function, self.reusable.get(name)) for name, function in self.columns.items()}
+        known = self.reusable or {}
+        code = {name: ViewColumn(function, known.get(name)) for name, function in self.columns.items()}
         return AddedColumns.of(self.target.schema, code=code)
 
     def _spread(self, frame: DataFrame, part: QueryPart) -> DataFrame:

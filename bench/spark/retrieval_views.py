@@ -3,8 +3,8 @@
 Of `--pages` pages, `--changed` get a new first word, and one in ten of these is deleted. The time of the refresh is set
 beside that of the model alone: the vectors of the chunks that the refresh computed, in one process, once the model is
 loaded. The goal is 1.2 times that, with a model that takes its time: wordllama is a table of vectors, and all the rest
-takes longer than it. The first refresh, of all pages, loads the model in the workers. Figures are medians of rounds; each
-refresh has to compute as many values as chunks are new.
+takes longer than it. The first refresh, of all pages, loads the model in the workers. Figures are medians of
+rounds; each refresh has to compute as many values as chunks are new.
 """
 
 from __future__ import annotations

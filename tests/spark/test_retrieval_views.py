@@ -211,7 +211,7 @@ def test_tutorial_on_retrieval_is_followed(
 def test_command_creates_a_view_with_all_its_parts(lake: Lake, server: ServerProcess, fresh: Fresh) -> None:
     pages, name = lake.table(fresh("pages")), fresh("chunks")
     pages.ingest(pages_of(range(3)))
-    parts = ["--chunk", "chunk_words(size=6) of body", "--column", "vector=embed_text(model='wordllama')"]
+    parts = ["--chunk", "chunk_words(size=6) of text", "--column", "vector=embed_text(model='wordllama')"]
     parts += ["--column", "letters=length(chunk)", "--index", "chunk=FTS,name=words,with_position=true"]
     query = f"SELECT id, text FROM {pages.name}"
     command = ["view", "create", name, "--sql", query, *parts, "--auto-refresh", "on change", "--refresh"]

@@ -205,7 +205,7 @@ def test_tutorial_on_retrieval_is_followed(
     """Here and not beside the others, for it takes a session of Spark."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / ".config"))
-    assert follow("retrieval", {SHOWN_URL: server.url}) == 9
+    assert follow("retrieval", {SHOWN_URL: server.url}) == 10
 
 
 def test_command_creates_a_view_with_all_its_parts(lake: Lake, server: ServerProcess, fresh: Fresh) -> None:

@@ -4,9 +4,9 @@ The unit is what is assigned: a value of the columns `by`, or the key of a row. 
 by the seed, over the value's bytes (text in UTF-8; integers, decimals and booleans as text; dates and times as the
 text of their number); of several columns, over the hashes of each. A split's score for a unit is -ln(u) / fraction,
 where u is in (0, 1), made of the unit's hash and the split's name; the lowest score has the unit. The fractions'
-remainder to 1 is a split without a name, whose rows are in no split. So a split that is enlarged only gains units,
-one that is made smaller only loses some, and no stateless assignment of more than two splits can move fewer in the
-worst case.
+remainder to 1 is a split without a name, whose rows are in no split. So a split that alone is enlarged
+only gains units, one that alone is made smaller only loses some, and no stateless assignment of more than two splits
+can move fewer in the worst case.
 """
 
 from __future__ import annotations

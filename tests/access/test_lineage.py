@@ -9,6 +9,7 @@ import pytest
 from lance_namespace.errors import NamespaceNotFoundError
 
 from tests.access.conftest import Catalog
+from tiltyard.model.column_lineage import ColumnInput, ColumnOrigin, Origins
 from tiltyard.model.lineage import CommitLineage, LineageSource
 from tiltyard.store.tables.lineage import LineageRecord
 
@@ -28,10 +29,12 @@ def ann(catalog: Catalog) -> Any:
     return catalog.as_("ann")
 
 
-def record(catalog: Catalog, target: tuple[str, ...], source: tuple[str, ...] | str) -> None:
+def record(
+    catalog: Catalog, target: tuple[str, ...], source: tuple[str, ...] | str, columns: Origins | None = None
+) -> None:
     name = source if isinstance(source, str) else "$".join(source)
     source_id = None if isinstance(source, str) else catalog.store.describe_table(source).id
-    lineage = CommitLineage("ingest", "secret job", (LineageSource(name, version=1),), "secret code")
+    lineage = CommitLineage("ingest", "secret job", (LineageSource(name, version=1),), "secret code", columns)
     table_id = catalog.store.describe_table(target).id
     catalog.store.add_lineage(
         LineageRecord.of(
@@ -89,3 +92,23 @@ def test_source_that_the_recorder_cannot_see_is_no_table(catalog: Catalog, ann: 
     table_id = catalog.store.describe_table(("open", "mid")).id
     guess = next(each for each in catalog.store.lineage_of(table_id, "", None, 9) if each.kind == "guess")
     assert [number is None for number in guess.source_ids] == [True, False] and guess.principal == "ann"
+
+
+def test_columns_of_hidden_tables_are_not_told_of_nor_whether_they_read_a_column(catalog: Catalog, ann: Any) -> None:
+    read = (ColumnOrigin("secret_copy", (ColumnInput(0, "id"),)),)
+    catalog.table("shut", "other")
+    record(catalog, ("shut", "other"), ("open", "mid"), read)
+    columns = lance.dataset(namespace_client=ann, table_id=["open", "mid"]).schema.names
+    for column in columns:
+        request = {"id": ["open", "mid"], "column": column}
+        down = ann.call("DescribeLineage", {**request, "direction": "downstream"})
+        kinds = [node["kind"] for node in down["nodes"]]
+        assert kinds == ["table", "hidden", "hidden"] and "secret_copy" not in str(down), column
+        assert all("columns" not in edge and "why_unknown" not in edge for edge in down["edges"])
+        up = ann.call("DescribeLineage", {**request, "direction": "upstream"})
+        assert [node["kind"] for node in up["nodes"]] == ["table", "hidden"]
+        assert [each["source_column"] for edge in up["edges"] for each in edge["columns"]] == ["*"]
+    last = ann.call(
+        "DescribeLineage", {"id": ["open", "mid"], "column": columns[0], "direction": "downstream", "depth": 1}
+    )
+    assert last["is_truncated"] is False

@@ -114,6 +114,12 @@ def test_lineage_links_what_tables_were_made_from(http: httpx.Client, server: Se
             assert '<a href="/console/table/cinema/films"' in http.get("/lineage/cinema/copied").text
             text = http.get("/lineage/cinema/films").text
             assert "Made from it" in text and '<a href="/console/table/cinema/copied"' in text
+            assert '<option value="title">' in text and 'hx-target="#lineage-path"' in text
+            path = http.get("/lineage/cinema/copied", params={"column": "title"}).text
+            assert "<select" not in path and path.index("copied") < path.index("direct") < path.index("films")
+            assert "Made from <code>title</code>" in http.get("/lineage/cinema/films?column=title").text
+            assert "No job has recorded" in http.get("/lineage/cinema/films?column=%3Cb%3E").text  # it has none
+            assert "Made from it" in http.get("/lineage/cinema/films?column=").text
         finally:
             wire.good(wire.table(["cinema", "copied"], "drop"))
 

@@ -12,9 +12,11 @@ from pyspark.sql import SparkSession
 
 import tiltyard
 from tests.openlineage.validation import check_event
+from tiltyard.model.column_lineage import Derivation
 from tiltyard.model.settings.openlineage import OpenLineageSettings
 from tiltyard.pipeline.openlineage import emitter as events
-from tiltyard.pipeline.openlineage.plan_columns import read_columns
+from tiltyard.pipeline.spark_sql import plan_columns
+from tiltyard.pipeline.spark_sql.plan_columns import SourceColumn, read_columns
 
 VIEWS = {"films": "films", "shop$orders": "shop$orders"}
 JOINED = """
@@ -23,37 +25,61 @@ JOINED = """
 """
 QUERIES = {
     "SELECT id, upper(title) AS title FROM films": {
-        "id": ["films.id IDENTITY"], "title": ["films.title TRANSFORMATION"]
+        "id": ["films.id direct"], "title": ["films.title transformed"]
     },
-    "SELECT * FROM films": {name: [f"films.{name} IDENTITY"] for name in ("id", "title", "genre")},
-    JOINED: {"genre": ["films.genre IDENTITY"], "total": ["shop$orders.price AGGREGATION"]},
-    "SELECT 1 AS one FROM films": {},
+    "SELECT * FROM films": {name: [f"films.{name} direct"] for name in ("id", "title", "genre")},
+    JOINED: {"genre": ["films.genre direct"], "total": ["shop$orders.price aggregated"]},
+    "SELECT 1 AS one, count(*) AS n FROM films": {"one": [], "n": []},
     "SELECT id FROM films UNION ALL SELECT film FROM `shop$orders`": {
-        "id": ["films.id IDENTITY", "shop$orders.film IDENTITY"]
+        "id": ["films.id direct", "shop$orders.film direct"]
     },
     "SELECT id, word FROM films LATERAL VIEW explode(split(title, ' ')) AS word": {
-        "id": ["films.id IDENTITY"], "word": ["films.title TRANSFORMATION"]
+        "id": ["films.id direct"], "word": ["films.title transformed"]
     },
     "SELECT genre, count(title) AS n FROM films GROUP BY CUBE(genre, id)": {
-        "genre": ["films.genre IDENTITY"], "n": ["films.title AGGREGATION"]
+        "genre": ["films.genre direct"], "n": ["films.title aggregated"]
     },
     "SELECT (SELECT max(price) FROM `shop$orders`) + id AS top FROM films": {
-        "top": ["films.id TRANSFORMATION", "shop$orders.price AGGREGATION"]
+        "top": ["films.id transformed", "shop$orders.price aggregated"]
+    },
+    "SELECT id IN (SELECT film FROM `shop$orders`) AS sold FROM films": {
+        "sold": ["films.id transformed", "shop$orders.film transformed"]
     },
     "SELECT id, price FROM films JOIN (SELECT film AS id, price FROM `shop$orders`) USING (id)": {
-        "id": ["films.id IDENTITY"], "price": ["shop$orders.price IDENTITY"]
+        "id": ["films.id direct"], "price": ["shop$orders.price direct"]
+    },
+    "SELECT a.id, b.title AS other FROM films a JOIN films b ON a.id = b.id + 1 WHERE a.genre = 'x'": {
+        "id": ["films.id direct"], "other": ["films.title direct"]
+    },
+    "SELECT id, rank() OVER (PARTITION BY genre ORDER BY title) AS place FROM films": {
+        "id": ["films.id direct"], "place": ["films.genre transformed", "films.title transformed"]
+    },
+    "SELECT title, letters(title, genre) AS made FROM films": {
+        "title": ["films.title direct"], "made": ["films.genre function", "films.title function"]
+    },
+    "SELECT id FROM films EXCEPT SELECT film FROM `shop$orders`": {"id": ["films.id direct"]},
+    "SELECT * FROM (SELECT genre, title, id FROM films) PIVOT (max(id) FOR title IN ('a'))": {
+        "genre": ["films.genre direct"], "a": ["films.id aggregated", "films.title aggregated"]
     },
 }  # fmt: skip
 
 
-def test_columns_of_a_query_are_traced_to_their_sources(spark: SparkSession) -> None:
+def test_columns_of_a_query_are_traced_to_their_sources(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     session = spark.newSession()
     session.createDataFrame([], "id long, title string, genre string").createOrReplaceTempView("films")
     session.createDataFrame([], "film long, price double").createOrReplaceTempView("`shop$orders`")
+    session.udf.register("letters", lambda title, genre: len(title + genre), "int")
     for query, expected in QUERIES.items():
         made = read_columns(session.sql(query), VIEWS)
-        found = {name: sorted(f"{each.table}.{each.column} {each.subtype}" for each in made[name]) for name in made}
+        found = {name: sorted(f"{each.table}.{each.column} {each.how}" for each in made[name]) for name in made}
         assert found == expected, query
+    mapped = session.table("films").mapInPandas(lambda batches: batches, "id long, word string")
+    assert {each for made in read_columns(mapped, VIEWS).values() for each in made} == {
+        SourceColumn("films", "*", Derivation.UNKNOWN)
+    }  # what Spark runs as code says nothing of columns
+    monkeypatch.setattr(plan_columns, "MAX_EXPRESSIONS", 3)
+    with pytest.raises(plan_columns.PlanTooLargeError):
+        read_columns(session.sql(JOINED), VIEWS)
 
 
 @pytest.fixture

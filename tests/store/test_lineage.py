@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tiltyard.model.column_lineage import ColumnInput, ColumnOrigin, Derivation, Origins
 from tiltyard.model.lineage import CommitLineage, LineageSource
 from tiltyard.store import Store
 from tiltyard.store.tables import lineage as index
@@ -54,6 +55,23 @@ def test_replaced_rows_end_what_was_recorded_before(store: Store) -> None:
     assert versions(store.lineage_of(1, "", None, 10)) == [4, 3]
     assert versions(store.lineage_of(1, "", 2, 10)) == [2, 1]
     assert store.lineage_from_table(9, "", 10) == store.lineage_from_place("/raw/a", 10) == []
+
+
+def test_refresh_of_a_view_keeps_the_columns_that_backfills_have_filled(store: Store) -> None:
+    def add(version: int, kind: str, columns: Origins | None, *, replaces: bool = False) -> None:
+        lineage = CommitLineage(kind, f"job {version}", (LineageSource("films"),), columns=columns)
+        record = LineageRecord.of(lineage, 1, "", version, replaces=replaces, source_ids=(1,), principal="ann")
+        assert store.add_lineage(record)
+
+    filled = (ColumnOrigin("vector", (ColumnInput(0, "text", Derivation.FUNCTION, "digest"),)),)
+    add(1, "backfill", filled)
+    add(2, "ingest", None)
+    add(3, "refresh", (ColumnOrigin("text", ()),), replaces=True)
+    assert [(record.version, record.columns) for record in store.lineage_of(1, "", None, 10)] == [
+        (3, (ColumnOrigin("text", ()),)), (1, filled)
+    ]  # fmt: skip
+    add(4, "ingest", None, replaces=True)
+    assert versions(store.lineage_of(1, "", None, 10)) == [4]
 
 
 def test_sources_are_found_by_table_and_by_file_folder_and_pattern(store: Store) -> None:

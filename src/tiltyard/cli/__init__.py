@@ -25,6 +25,7 @@ COMMANDS = {
     "browsing.search": ("search",),
     "browsing.snapshots": ("snapshot",),
     "browsing.lineage": ("lineage",),
+    "rebuild": ("rebuild",),
     "browsing.sql": ("sql",),
     "browsing.training_sets": ("training-set",),
     "browsing.versions": ("restore", "tag", "versions"),

@@ -5,6 +5,7 @@ Each is an ordinary function: `films.add_column("vector", embed_text(model="word
 
 from tiltyard.functions.chunkers import chunk_markdown, chunk_sentences, chunk_tokens, chunk_words
 from tiltyard.functions.embeddings import embed_text
+from tiltyard.functions.image_embeddings import embed_image
 from tiltyard.functions.images import decode_image, describe_image, hash_image, resize_image
 from tiltyard.functions.languages import detect_language
 from tiltyard.functions.pii import find_pii, mask_pii
@@ -20,6 +21,7 @@ __all__ = [
     "decode_image",
     "describe_image",
     "detect_language",
+    "embed_image",
     "embed_text",
     "find_pii",
     "hash_image",

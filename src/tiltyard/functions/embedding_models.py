@@ -5,11 +5,11 @@ A process loads a model once. Nothing is downloaded.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tiltyard.functions.model_files import Engine, ModelFiles, import_package, load_once, open_tokenizer
+from tiltyard.functions.onnx_sessions import gpu_of_task, open_session, torch_device
 from tiltyard.model.refusals import RefusedError
 
 if TYPE_CHECKING:
@@ -32,11 +32,12 @@ class EmbeddingModel(Protocol):
 
 def open_model(files: ModelFiles) -> EmbeddingModel:
     """Open a model, once a process. Raises RefusedError for a missing package, and for files that are no such model."""
-    model: EmbeddingModel = load_once(_open, files)
+    model: EmbeddingModel = load_once(_open, (files, gpu_of_task()))
     return model
 
 
-def _open(files: ModelFiles) -> EmbeddingModel:
+def _open(key: tuple[ModelFiles, int | None]) -> EmbeddingModel:
+    files, _ = key
     kinds: dict[Engine, type[_StaticModel | _OnnxModel | _SentenceTransformer]] = {
         Engine.STATIC: _StaticModel,
         Engine.ONNX: _OnnxModel,
@@ -63,7 +64,7 @@ class _StaticModel:
         if len(names) != 1 or table.ndim != 2:
             raise RefusedError(f"{files.weights} is no static model: that has one table of vectors alone.")
         if len(table) < self._tokenizer.get_vocab_size():
-            raise RefusedError(f"{files.weights} has fewer vectors than {files.tokenizer.name} has tokens.")
+            raise RefusedError(f"{files.weights} has fewer vectors than its tokenizer has tokens.")
         self._table = np.ascontiguousarray(table, dtype=np.float32)
         unknown = getattr(self._tokenizer.model, "unk_token", None)
         self._unknown = None if unknown is None else self._tokenizer.token_to_id(unknown)
@@ -88,15 +89,7 @@ class _OnnxModel:
     """A transformer that ONNX Runtime computes; its vectors of tokens become one as its folder says."""
 
     def __init__(self, files: ModelFiles) -> None:
-        runtime: Any = import_package("onnxruntime", "onnxruntime")
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS") or 0)  # Spark sets it: a task's share
-        try:
-            self._session = runtime.InferenceSession(
-                str(files.weights), options, providers=["CPUExecutionProvider"]
-            )  # fmt: skip
-        except Exception as error:  # the package's errors have no class in common
-            raise RefusedError(f"{files.weights} cannot be opened: {error}.") from error
+        self._session = open_session(files.weights)
         self._names = [each.name for each in self._session.get_inputs()]
         if unknown := sorted(set(self._names) - {"input_ids", "attention_mask", "token_type_ids"}):
             raise RefusedError(f"{files.weights} takes {unknown[0]}, and is no model of texts.")
@@ -147,7 +140,7 @@ class _SentenceTransformer:
 
     def __init__(self, files: ModelFiles) -> None:
         package: Any = import_package("sentence_transformers", "sentence-transformers")
-        self._model = package.SentenceTransformer(str(files.folder), local_files_only=True)
+        self._model = package.SentenceTransformer(str(files.folder), device=torch_device(), local_files_only=True)
         self.dimensions = int(self._model.get_sentence_embedding_dimension())
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:

@@ -82,7 +82,7 @@ def decode_image(images: pa.Array, *, width: int = 224, height: int = 224) -> pa
     pixels = np.zeros((len(images), length), dtype=np.uint8)
     for row, data in enumerate(images.to_pylist()):
         if data is not None:
-            fitted = ImageOps.fit(_read(data, "RGB"), (width, height), Image.Resampling.LANCZOS)
+            fitted = ImageOps.fit(read_image(data, "RGB"), (width, height), Image.Resampling.LANCZOS)
             pixels[row] = np.asarray(fitted).ravel()
     return pa.FixedSizeListArray.from_arrays(pa.array(pixels.ravel()), length, mask=images.is_null())
 
@@ -98,7 +98,7 @@ def resize_image(
     from PIL import Image  # noqa: PLC0415  # an extra
 
     def resize(data: bytes) -> bytes:
-        image = _read(data, "RGB" if format == "jpeg" else "RGBA" if _has_alpha(_open(data)) else "RGB")
+        image = read_image(data, "RGB" if format == "jpeg" else "RGBA" if _has_alpha(_open(data)) else "RGB")
         image.thumbnail((width, height), Image.Resampling.LANCZOS)
         saved = io.BytesIO()
         image.save(saved, format, **({} if format == "png" else {"quality": quality}))
@@ -120,7 +120,7 @@ def _perceptual_hash(data: bytes) -> int:
     import numpy as np  # noqa: PLC0415  # where it is used
     from PIL import Image  # noqa: PLC0415  # an extra
 
-    small = _read(data, "L").resize((_HASHED_SIDE, _HASHED_SIDE), Image.Resampling.LANCZOS)
+    small = read_image(data, "L").resize((_HASHED_SIDE, _HASHED_SIDE), Image.Resampling.LANCZOS)
     waves = _cosines()
     frequencies = waves @ np.asarray(small, dtype=np.float64) @ waves.T
     lowest = np.round(frequencies[:_HASH_SIDE, :_HASH_SIDE].ravel(), 6)
@@ -164,7 +164,7 @@ def _described(error: Exception) -> str:
     return "it is none of a known format" if "cannot identify" in text else text[:200] or type(error).__name__
 
 
-def _read(data: bytes, mode: str) -> Image:
+def read_image(data: bytes, mode: str) -> Image:
     """Read an image, the way up that its camera says. Raises ValueError if it cannot be read."""
     from PIL import ImageOps  # noqa: PLC0415  # an extra
 

@@ -33,6 +33,8 @@ class Engine(StrEnum):
 class ModelFiles:
     """The files of a model, and what computes it; `stamp` has their sizes and times, so that others are noticed.
 
+    One of images has no `tokenizer`.
+
     `settings` are what its own files of JSON say: how vectors of tokens become one, how many tokens it takes.
     """
 
@@ -40,7 +42,7 @@ class ModelFiles:
     engine: Engine
     folder: Path
     weights: Path
-    tokenizer: Path
+    tokenizer: Path | None
     files: tuple[Path, ...]
     stamp: tuple[tuple[int, int], ...]
 
@@ -80,6 +82,11 @@ _ADVICE = (
     "model.onnx, model.safetensors or modules.json. Nothing is downloaded."
 )
 
+_IMAGE_ADVICE = (
+    "name the absolute path of a folder with model.onnx or onnx/model.onnx, and preprocessor_config.json if its images "
+    "are to be prepared. Nothing is downloaded."
+)
+
 
 def find_model(name: str, engine: str | None = None) -> ModelFiles:
     """Return the files of a model, by the name of its package or the path of its folder.
@@ -101,6 +108,14 @@ def find_model(name: str, engine: str | None = None) -> ModelFiles:
         raise RefusedError(f"{folder} {found}: {_ADVICE}")
     weights = candidates[chosen]
     return _with_files(name, chosen, folder, weights, folder / "tokenizer.json")
+
+
+def find_image_model(name: str) -> ModelFiles:
+    """Return the files of a model of images, by the path of its folder. Raises RefusedError where there is none."""
+    folder = _local_folder(name, _IMAGE_ADVICE)
+    if (weights := _onnx_file(folder)) is None:
+        raise RefusedError(f"{folder} has no model of images: {_IMAGE_ADVICE}")
+    return _with_files(name, Engine.ONNX, folder, weights, None)
 
 
 def _packaged_model(name: str, engine: str | None) -> ModelFiles:
@@ -126,17 +141,21 @@ def package_folder(name: str) -> Path:
     return Path(spec.origin).parent
 
 
-def _local_folder(name: str) -> Path:
+def _local_folder(name: str, advice: str = _ADVICE) -> Path:
     folder = Path(name)
     if not folder.is_absolute() or not folder.is_dir():
-        raise RefusedError(f"There is no model '{name[:300]}' here: {_ADVICE}")
+        raise RefusedError(f"There is no model '{name[:300]}' here: {advice}")
     return folder
+
+
+def _onnx_file(folder: Path) -> Path | None:
+    return next((file for file in (folder / "model.onnx", folder / "onnx" / "model.onnx") if file.is_file()), None)
 
 
 def _engines_of(folder: Path) -> dict[Engine, Path]:
     """Return what can compute the model of a folder, with the file that it begins with."""
     has_tokenizer = (folder / "tokenizer.json").is_file()
-    onnx = next((file for file in (folder / "model.onnx", folder / "onnx" / "model.onnx") if file.is_file()), None)
+    onnx = _onnx_file(folder)
     weights, modules = folder / "model.safetensors", folder / "modules.json"
     found: dict[Engine, Path] = {}
     if onnx is not None and has_tokenizer:
@@ -148,8 +167,8 @@ def _engines_of(folder: Path) -> dict[Engine, Path]:
     return found
 
 
-def _with_files(name: str, engine: Engine, folder: Path, weights: Path, tokenizer: Path) -> ModelFiles:
-    files: tuple[Path, ...] = (weights, tokenizer)
+def _with_files(name: str, engine: Engine, folder: Path, weights: Path, tokenizer: Path | None) -> ModelFiles:
+    files: tuple[Path, ...] = (weights,) if tokenizer is None else (weights, tokenizer)
     if engine is not Engine.STATIC:
         files = tuple(sorted(file for file in folder.rglob("*") if file.is_file()))
     if len(files) > MAX_MODEL_FILES:
@@ -214,8 +233,10 @@ def load_once(load: Callable[[Any], Any], key: Hashable) -> Any:
     return load(key)
 
 
-def open_tokenizer(file: Path) -> Any:
+def open_tokenizer(file: Path | None) -> Any:
     """Open a tokenizer's file, which pads no text. Raises RefusedError."""
+    if file is None:
+        raise RefusedError("The model has no tokenizer: it is none of texts.")
     tokenizers = import_package("tokenizers", "tokenizers")
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(file))

@@ -14,6 +14,7 @@ from tiltyard.lake.catalog import Lake, LakeNamespace, connect
 from tiltyard.lake.changes import Changes
 from tiltyard.lake.errors import RunCanceledError, RunFailedError
 from tiltyard.lake.lineage import Lineage
+from tiltyard.lake.operations.rebuild import Rebuild
 from tiltyard.lake.runs import Run
 from tiltyard.lake.snapshots import Snapshot
 from tiltyard.lake.sources import Jdbc, Source
@@ -34,6 +35,7 @@ __all__ = [
     "Lineage",
     "Loader",
     "LoaderOptions",
+    "Rebuild",
     "Run",
     "RunCanceledError",
     "RunFailedError",

@@ -17,6 +17,7 @@ from tiltyard.lake.display import render_table
 from tiltyard.lake.errors import translate
 from tiltyard.lake.lineage import Lineage, read_lineage
 from tiltyard.lake.operations.guesses import LAKE_GUESSES, Guess, Guessing
+from tiltyard.lake.operations.rebuild import Rebuild, plan_rebuild
 from tiltyard.lake.operations.schedules import Duration, Schedule, create_schedule, find_schedule, list_schedules
 from tiltyard.lake.operations.view_parts import Computed
 from tiltyard.lake.publication import ChangedTable, not_published, open_publication
@@ -420,14 +421,36 @@ class Lake(LakeSession, LakeNamespace):
         """Return the ids of the tables that are older than they may be (`table(name).set_max_age`)."""
         return [format_id(each["id"]) for each in self.calls.call("ListTableAges", stale=True)["tables"]]
 
-    def lineage(self, uri: str | os.PathLike[str], *, depth: int = DEFAULT_DEPTH) -> Lineage:
-        """Return the tables that were made from a file or folder, up to `depth` steps away.
+    def lineage(self, uri: str | os.PathLike[str], *, column: str | None = None, depth: int = DEFAULT_DEPTH) -> Lineage:
+        """Return the tables that were made from a file or folder, or from a column of it, up to `depth` steps away.
 
         `lake.table(name).lineage()` is that of a table. Raises InvalidInputError.
         """
         if not os.fspath(uri):
             raise InvalidInputError("uri is empty: name a file, a folder or a topic.")
-        return read_lineage(self, uri=absolute_path(os.fspath(uri)), depth=depth)
+        return read_lineage(self, uri=absolute_path(os.fspath(uri)), depth=depth, column=column)
+
+    def rebuild(
+        self,
+        source: Table | str | os.PathLike[str],
+        *,
+        since: int | str | datetime | None = None,
+        column: str | None = None,
+        dry_run: bool = True,
+        submit: bool | None = None,
+        state: str | os.PathLike[str] | None = None,
+        done: Names = (),
+    ) -> Rebuild:
+        """Return what has to be made again if a table or a file was wrong, in order; without `dry_run` make it.
+
+        `source` is a table, or a file or folder by its path (a text with a slash). `since` is the first version that
+        was wrong, by number, tag or time; of a file a time. Of a `column`, what was made from that alone. What takes a
+        person is listed with the reason; what comes after it waits until `done` names its table. With the file `state`
+        it goes on where it was. Raises InvalidInputError, TableNotFoundError, and as `Rebuild.run` does.
+        """
+        named = list_names(done, "done") or []
+        rebuild = plan_rebuild(self, source, since=since, column=column, state=state, done=named)
+        return rebuild if dry_run else rebuild.run(submit=submit, state=state)
 
     def publish(
         self, *, isolation: str = Isolation.SERIALIZABLE, reads: Iterable[str] = ()
@@ -522,6 +545,10 @@ class LakeBlock(Lake):
     def run_pipeline(self, *_: Any, **__: Any) -> NoReturn:
         """Raise InvalidInputError: a pipeline publishes by itself."""
         raise not_published("run_pipeline")
+
+    def rebuild(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise InvalidInputError: each step of a rebuild commits by itself."""
+        raise not_published("rebuild")
 
     def snapshot(self, *_: Any, **__: Any) -> NoReturn:
         """Raise InvalidInputError: a snapshot has published versions."""

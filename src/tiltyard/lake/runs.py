@@ -232,6 +232,17 @@ class QueuedRun(Run):
         return self._job
 
 
+class ServerRun(QueuedRun):
+    """A run of a server's own work, as the refresh of a view that it computes without Spark."""
+
+    def _describe(self) -> Mapping[str, Any]:
+        if not TransactionStatus(self._job["status"]).is_final:
+            found = self._calls.call("DescribeTransaction", id=[self.id])
+            properties = found.get("properties") or {}
+            self._job = {"status": found["status"], "properties": properties, "error": properties.get("error")}
+        return self._job
+
+
 def queue_run(catalog: CatalogConnection, job: RegisteredJob, arguments: Mapping[str, Any]) -> Run:
     """Queue a job for the server's workers. Raises InvalidInputError, and what SubmitJob raises."""
     with translate():

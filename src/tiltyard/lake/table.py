@@ -46,8 +46,8 @@ from tiltyard.model.sql_text import sql_literal
 from tiltyard.model.typed_ids import parse_typed_id
 from tiltyard.pipeline.backfill.declaration import declare_column
 from tiltyard.pipeline.backfill.parked import parked_rows
-from tiltyard.pipeline.lineage import frame_sources, memory_source
-from tiltyard.pipeline.openlineage.emitter import observe, record_frame
+from tiltyard.pipeline.lineage import frame_lineage, memory_source
+from tiltyard.pipeline.openlineage.emitter import observe
 from tiltyard.pipeline.session import LazySession
 from tiltyard.pipeline.writing.row_sources import FrameRows, StreamRows
 from tiltyard.pipeline.writing.write_job import RowSource, write_source
@@ -588,8 +588,6 @@ class Table(TableReader):
             rows = self._open(source)
 
         def write(run: Any) -> Mapping[str, object]:
-            if isinstance(rows, FrameRows):
-                record_frame(run, str(self._table), rows.frame, {}, named)
             return write_source(run, rows, self._table, options, job)
 
         def observed(run: LocalRun) -> Mapping[str, object]:
@@ -607,7 +605,8 @@ class Table(TableReader):
             frame = source.to_spark()
         else:
             return StreamRows((memory_source(source),), open_stream(source), lambda: self._lake.spark)
-        return FrameRows(frame_sources(frame, self._lake.catalog), frame)
+        made_from = frame_lineage(frame, self._lake.catalog)
+        return FrameRows(made_from.sources, frame, made_from.columns)
 
 
 class SnapshotTable(Table):

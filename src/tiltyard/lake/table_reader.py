@@ -359,17 +359,20 @@ class TableReader(Guessing):
         direction: Literal["upstream", "downstream"] = "upstream",
         *,
         depth: int = DEFAULT_DEPTH,
+        column: str | None = None,
         version: int | None = None,
         branch: str | None = None,
     ) -> Lineage:
         """Return what the table was made from, or with `downstream` what was made from it, up to `depth` steps away.
 
-        Of a `version`: what that one was made from, or what was made from it and later ones. Raises InvalidInputError,
-        TableNotFoundError.
+        Of a `column`: what that was made from, or what was made from it; the edges have the columns of each step. Of a
+        `version`: what that one was made from, or what was made from it and later ones. Raises InvalidInputError,
+        TableNotFoundError, TableColumnNotFoundError.
         """
         return read_lineage(
-            self._lake, id=list(self.path), direction=direction, depth=depth, version=version, branch=branch
-        )
+            self._lake, id=list(self.path), direction=direction, depth=depth, version=version, branch=branch,
+            column=column,
+        )  # fmt: skip
 
     def _read_frame(self, options: Mapping[str, str]) -> DataFrame:
         """Return a DataFrame of the data source, with options besides the catalog's."""

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
+from tiltyard.model.column_lineage import TOO_MANY_COLUMNS, ColumnOrigin, Origins, is_valid
 from tiltyard.model.views.definitions import SourceVersion, ViewLineage
 
 LINEAGE_PROPERTY = "tiltyard.lineage"
@@ -48,24 +49,42 @@ class LineageSource(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class JobLineage(msgspec.Struct, frozen=True):
-    """What a job makes its rows from; `code` is a digest of the function or query that computes them, "" for none."""
+    """What a job makes its rows from; `code` is a digest of the function or query that computes them, "" for none.
+
+    `columns` has what each column that it makes is made from, none for a job that makes no column; None where that is
+    not known, and `why_unknown` says why.
+    """
 
     kind: str
     sources: tuple[LineageSource, ...] = ()
     code: str = ""
+    columns: Origins | None = None
+    why_unknown: str = ""
+
+    def with_columns(self, columns: Origins | None, why_unknown: str = "") -> JobLineage:
+        """Return the lineage with what is known of columns."""
+        return msgspec.structs.replace(self, columns=columns, why_unknown=why_unknown)
 
     def of_run(self, run_id: str) -> CommitLineage:
         """Return the lineage of a commit by a run of the job."""
-        return CommitLineage(self.kind, run_id, self.sources[:MAX_SOURCES], self.code)
+        sources, columns, why_unknown = self.sources[:MAX_SOURCES], self.columns, self.why_unknown[:MAX_NAME]
+        if columns is not None and not is_valid(columns, len(sources)):
+            columns, why_unknown = None, TOO_MANY_COLUMNS
+        return CommitLineage(self.kind, run_id, sources, self.code, columns, why_unknown)
 
 
 class CommitLineage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The lineage of one commit: the kind and id of the job that made it, its sources and the digest of its code."""
+    """The lineage of one commit: the kind and id of the job that made it, its sources, the digest of its code, columns.
+
+    `columns` and `why_unknown` are those of `JobLineage`; commits of earlier releases have none.
+    """
 
     kind: str
     job: str
     sources: tuple[LineageSource, ...] = ()
     code: str = ""
+    columns: tuple[ColumnOrigin, ...] | None = None
+    why_unknown: str = ""
 
     def to_properties(self) -> dict[str, str]:
         """Return the property of the commit's transaction."""
@@ -84,14 +103,18 @@ class CommitLineage(msgspec.Struct, frozen=True, omit_defaults=True):
             lineage = msgspec.json.decode(text, type=cls)
         except (msgspec.MsgspecError, RecursionError):
             return None
-        names = (lineage.kind, lineage.job, lineage.code, *(source.name for source in lineage.sources))
+        texts = (lineage.kind, lineage.job, lineage.code, lineage.why_unknown)
+        names = (*texts, *(source.name for source in lineage.sources))
         is_bounded = len(lineage.sources) <= MAX_SOURCES and all(len(name) <= MAX_NAME for name in names)
-        return lineage if is_bounded else None
+        has_columns = lineage.columns is None or is_valid(lineage.columns, len(lineage.sources))
+        return lineage if is_bounded and has_columns else None
 
     @property
     def edge(self) -> str:
-        """The digest of what all commits of one recurring job have in common: its kind, its code, its sources."""
+        """The digest of what all commits of one recurring job have in common: kind, code, sources and columns."""
         parts = [self.kind, self.code, *sorted(f"{source.name}#{source.branch}" for source in self.sources)]
+        if self.columns is not None:
+            parts.append(msgspec.json.encode(self.columns).decode())
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -103,10 +126,12 @@ def _of_refresh(properties: Mapping[str, str]) -> CommitLineage | None:
     return refresh_lineage(view.sources, view.definition).of_run(properties.get(RUN_PROPERTY, ""))
 
 
-def refresh_lineage(sources: Mapping[str, SourceVersion], definition: str) -> JobLineage:
+def refresh_lineage(
+    sources: Mapping[str, SourceVersion], definition: str, columns: Origins | None = None, why_unknown: str = ""
+) -> JobLineage:
     """Return the lineage of a view's refresh, from what its commit records; `definition` is the digest of the view."""
     tables = (_source_table(name, source) for name, source in sources.items())
-    return JobLineage("refresh", tuple(tables), definition)
+    return JobLineage("refresh", tuple(tables), definition, columns, why_unknown)
 
 
 def _source_table(name: str, source: SourceVersion) -> LineageSource:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import LanceNamespaceError, UnsupportedOperationError
 
+from tiltyard.model.column_lineage import ColumnInput, Origins, ReadColumns
 from tiltyard.model.lineage import JobLineage, LineageSource, digest_code
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.session import is_connect
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import DataFrame
 
     from tiltyard.pipeline.catalog_client import Table
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tiltyard.pipeline")
 
+NO_PLAN = "Spark Connect shows no plan of its queries"
 INDEX_SECONDS = 10.0
 """For how long a server that does not answer is asked to index a commit."""
 
@@ -30,25 +35,64 @@ def memory_source(source: object) -> LineageSource:
     return LineageSource(f"memory:{type(source).__module__.partition('.')[0]}.{type(source).__qualname__}")
 
 
-def frame_sources(frame: DataFrame, catalog: CatalogConnection) -> tuple[LineageSource, ...]:
-    """Return the tables and files that the plan of a DataFrame reads.
+@dataclass(frozen=True, slots=True)
+class FrameLineage:
+    """What a DataFrame is made from: tables and files, and their columns by the DataFrame's."""
+
+    sources: tuple[LineageSource, ...]
+    columns: ReadColumns
+
+
+def frame_lineage(frame: DataFrame, catalog: CatalogConnection) -> FrameLineage:
+    """Return the tables and files that the plan of a DataFrame reads, and the columns of those by its own.
 
     What else it reads, and all of it in Spark Connect, which has no plans, is named by the class. Raises what looking
     the location of a table up raises.
     """
+    other = memory_source(frame)
     if is_connect(frame.sparkSession):
-        return (memory_source(frame),)
-    from tiltyard.pipeline.openlineage.plan_columns import read_relations, reads_table, relation_names  # noqa: PLC0415  # for frames
+        return FrameLineage((other,), ReadColumns(None, NO_PLAN))
+    from tiltyard.pipeline.spark_sql.plan_columns import read_relations, reads_table, relation_names  # noqa: PLC0415  # for frames
 
-    sources: list[LineageSource] = []
+    sources: dict[LineageSource, None] = {}
+    named: dict[str, LineageSource] = {other.name: other}
     for relation in read_relations(frame):
         if not (names := relation_names(relation)):
-            sources.append(memory_source(frame))
+            found = [other]
         elif reads_table(relation):
-            sources.append(_read_table(catalog, names[0], relation.options()))
+            found = [_read_table(catalog, names[0], relation.options())]
         else:
-            sources += map(LineageSource.of_uri, names)
-    return tuple(dict.fromkeys(sources))
+            found = [LineageSource.of_uri(name) for name in names]
+        sources.update(dict.fromkeys(found))
+        named.update(zip(names, found, strict=False))
+    positions = {name: list(sources).index(source) for name, source in named.items() if source in sources}
+    return FrameLineage(tuple(sources), plan_columns(frame, {}, positions, other.name))
+
+
+def plan_columns(
+    frame: DataFrame, views: Mapping[str, str], positions: Mapping[str, int], other_rows: str = ""
+) -> ReadColumns:
+    """Return what the columns of a DataFrame are made from, by its analyzed plan.
+
+    `positions` are those of its sources by the names that the plan, or the `views`, have of them; `views` and
+    `other_rows` are those of `read_columns`. Nothing is known of a session of Spark Connect.
+    """
+    if is_connect(frame.sparkSession):
+        return ReadColumns(None, NO_PLAN)
+    from tiltyard.pipeline.spark_sql.plan_columns import TOO_LARGE, PlanTooLargeError, read_columns  # noqa: PLC0415  # for frames
+
+    try:
+        read = read_columns(frame, views, other_rows)
+    except PlanTooLargeError:
+        return ReadColumns(None, TOO_LARGE)
+    return ReadColumns(
+        {
+            name: tuple(
+                ColumnInput(positions[each.table], each.column, each.how) for each in made if each.table in positions
+            )
+            for name, made in read.items()
+        }
+    )
 
 
 def _read_table(catalog: CatalogConnection, name: str, options: Any) -> LineageSource:
@@ -61,9 +105,11 @@ def _read_table(catalog: CatalogConnection, name: str, options: Any) -> LineageS
     return LineageSource(str(table), table.location().uri, number, str(options.get("branch") or ""))
 
 
-def own_rows_lineage(kind: str, table: Table, version: int, branch: str | None, code: str) -> JobLineage:
-    """Return the lineage of a job that makes a version of a table from an earlier one."""
-    return JobLineage(kind, (table_source(table, version, branch),), code)
+def own_rows_lineage(
+    kind: str, table: Table, version: int, branch: str | None, code: str, columns: Origins
+) -> JobLineage:
+    """Return the lineage of a job that makes a version of a table from an earlier one, and in it these columns."""
+    return JobLineage(kind, (table_source(table, version, branch),), code, columns)
 
 
 def table_source(table: Table, version: int, branch: str | None = None) -> LineageSource:

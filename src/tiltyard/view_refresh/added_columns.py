@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 import lance
 import pyarrow as pa
 
+from tiltyard.model.column_lineage import ColumnOrigin, Origins, sql_inputs
 from tiltyard.model.columns.blob_columns import is_stored_as_read
 from tiltyard.model.columns.computed_columns import ExpressionDeclaration, read_declaration
 from tiltyard.model.refusals import RefusedError
@@ -96,6 +97,15 @@ class AddedColumns:
             if not all(is_stored_as_read(field) for field in fields):
                 left_null.append(name)
         return cls(view, *_stages(view, sources, inputs, left_null))
+
+    def origins(self, made: Origins) -> Origins:
+        """Return what the columns of SQL are made from, for the lineage; `made` has that of the query's columns."""
+        known = {origin.column: origin.inputs for origin in made}
+        for name, expression in ((name, text) for stage in self.stages for name, text in stage.items()):
+            read = sql_inputs(expression, (other for other in self.view.names if other != name))
+            inputs = (each.then(step.how) for step in read for each in known.get(step.column, ()))
+            known[name] = tuple(dict.fromkeys(inputs))
+        return tuple(ColumnOrigin(name, known[name]) for stage in self.stages for name in stage)
 
     def figures(self) -> dict[str, str]:
         """Return what a refresh says of columns that it left null."""

@@ -14,6 +14,7 @@ from tests.tables.bodies import small
 from tests.tables.served import Server, ask
 
 from tiltyard.model import jobs
+from tiltyard.model.column_lineage import ColumnInput, ColumnOrigin, Derivation
 from tiltyard.model.spec import models
 from tiltyard.tables.lance_sql.select_queries import parse_select
 from tiltyard.tables.rows.insert import insert_into_table
@@ -75,6 +76,10 @@ def test_refresh_reads_what_was_added_to_the_branch(server: Server) -> None:
     assert (made.kind, made.source_ids, made.sources[0].branch, made.replaces) == (
         "refresh", (server.ctx.store.describe_table(("t",)).id,), "dev", True
     )  # fmt: skip
+    assert made.columns == (
+        ColumnOrigin("x", (ColumnInput(0, "x", Derivation.DIRECT),)),
+        ColumnOrigin("twice", (ColumnInput(0, "x", Derivation.TRANSFORMED),)),
+    )
     insert(server, 100, to=None)  # main's rows are no matter of the branch
     assert refresh(server) == ("unchanged", "0")
     insert(server, 4)

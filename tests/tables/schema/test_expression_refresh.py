@@ -14,6 +14,7 @@ from tests.tables.served import Server, ask
 
 from tiltyard.column_refresh import refresh
 from tiltyard.model import jobs
+from tiltyard.model.column_lineage import ColumnInput, ColumnOrigin, Derivation
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.spec import models
 from tiltyard.store import TransactionRecord
@@ -116,6 +117,11 @@ def test_refresh_beside_a_writer_computes_what_changed_again(
     assert values(server) == wanted
     assert sum(computed) == 1000 + more
     assert int(record.properties["rows"]) == 1000 + more % 1000  # but for those that a compaction has replaced
+    store = server.services.store
+    (made,) = store.lineage_of(store.describe_table(("t",)).id, "", None, 10)
+    assert (made.kind, made.job, made.columns) == (
+        "backfill", record.id, (ColumnOrigin("y", (ColumnInput(0, "x", Derivation.TRANSFORMED),)),)
+    )  # fmt: skip
 
 
 def test_refresh_that_is_struck_between_its_commits_goes_on_from_them(

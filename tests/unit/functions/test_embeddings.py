@@ -118,7 +118,7 @@ def test_folders_without_a_model_or_its_package_are_refused(
 
 def test_tables_that_do_not_fit_are_refused(folder: Path) -> None:
     for tensors, message in (
-        ({"embeddings": TABLE[:2]}, "fewer vectors than tokenizer.json has tokens"),
+        ({"embeddings": TABLE[:2]}, "fewer vectors than its tokenizer has tokens"),
         ({"a": TABLE, "b": TABLE}, "has one table of vectors alone"),
         ({"a": TABLE[0]}, "has one table of vectors alone"),
     ):
@@ -186,4 +186,4 @@ def test_sentence_transformers_opens_the_folder_alone(tmp_path: Path, monkeypatc
 
     monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=Model))
     assert np.allclose(vectors(embed_text(model=str(tmp_path)), ["x"]), [[0.6, 0.8]])
-    assert asked == [(str(tmp_path), {"local_files_only": True})]
+    assert asked == [(str(tmp_path), {"device": None, "local_files_only": True})]

@@ -7,12 +7,15 @@ import hashlib
 import json
 import pickle
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from tests.unit.functions.images import picture
+from tests.unit.functions.onnx_models import write_means
 from tiltyard.functions import ReadyMade, chunk_words, detect_language, embed_text, hash_image, list_functions
 from tiltyard.functions.ready_made import MAX_TEXT_BYTES, Takes, find_function, is_ready_made, parse_ready_made
 from tiltyard.lake.functions import column_function, function_name, pickled_function
@@ -35,9 +38,14 @@ VALUES = {
 """The version of each function whose values do not depend on processors and libraries, and a digest of some values."""
 
 
+_images = TemporaryDirectory()
+write_means(Path(_images.name) / "model.onnx")
+
+
 def ready(function: ReadyMade) -> ReadyMade:
     """A function with the arguments that it needs."""
-    return function.with_arguments({spec.name: MODEL[spec.name] for spec in function.specs if spec.name in MODEL})
+    needed = {"model": _images.name} if function.takes is Takes.IMAGE else MODEL
+    return function.with_arguments({spec.name: needed[spec.name] for spec in function.specs if spec.name in needed})
 
 
 def column(function: ReadyMade) -> pa.Array:

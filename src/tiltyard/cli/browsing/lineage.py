@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _FILE_EXTENSIONS = frozenset(
     ("parquet", "arrow", "feather", "csv", "tsv", "json", "jsonl", "ndjson", "orc", "avro", "txt", "gz", "lance")
 )
+_COLUMN_STEPS = ("step", "table", "column", "version", "made_from", "source_column", "how", "code", "job")
 _COLUMNS = ("step", "table", "version", "made_from", "of_version", "job", "job_id", "by", "at")
 
 
@@ -36,6 +37,7 @@ class _TableOrFile(IdType):
 @click.command("lineage", short_help="Show what a table was made from, or what was made from it.")
 @click.argument("source", metavar="TABLE", type=_TableOrFile())
 @click.option("--downstream", is_flag=True, help="What was made from it: what to run again if it was wrong.")
+@click.option("--column", help="Only what one column was made from, or with --downstream what was made from it.")
 @click.option("--depth", type=click.IntRange(1, 20), default=3, show_default=True, help="How many steps to follow.")
 @click.option("--version", type=int, help="A version: what it was made from; downstream, from it and later ones.")
 @click.option("--branch", help="A branch instead of main.")
@@ -46,6 +48,7 @@ def lineage(
     source: TypedId | str,
     *,
     downstream: bool,
+    column: str | None,
     depth: int,
     version: int | None,
     branch: str | None,
@@ -60,6 +63,7 @@ def lineage(
     Examples:
       tiltyard lineage library.books
       tiltyard lineage library.books --downstream --depth 5
+      tiltyard lineage library.books --column title
       tiltyard lineage s3://lake/raw/books.parquet
     """
     from lance_namespace.errors import NamespaceNotFoundError, TableNotFoundError
@@ -70,7 +74,7 @@ def lineage(
     if isinstance(source, TypedId):
         request = {"id": list(source), "direction": "downstream" if downstream else "upstream"}
     try:
-        found = catalog.call("DescribeLineage", depth=depth, version=version, branch=branch, **request)
+        found = catalog.call("DescribeLineage", depth=depth, version=version, branch=branch, column=column, **request)
     except (TableNotFoundError, NamespaceNotFoundError) as error:
         name = ".".join(source)
         if isinstance(source, TypedId) and _looks_like_file(name):
@@ -80,8 +84,15 @@ def lineage(
             ) from error
         raise
     nodes = {node["key"]: node for node in found["nodes"]}
-    records = [_record(edge, nodes, is_upstream="uri" not in request and not downstream) for edge in found["edges"]]
-    print_records(records, _COLUMNS, form, numbers=("step", "version", "of_version"))
+    is_upstream = "uri" not in request and not downstream
+    records = [_record(edge, nodes, is_upstream=is_upstream) for edge in found["edges"]]
+    if column is not None:
+        records = [step for edge, record in zip(found["edges"], records, strict=True) for step in _steps(edge, record)]
+    print_records(
+        records, _COLUMNS if column is None else _COLUMN_STEPS, form, numbers=("step", "version", "of_version")
+    )
+    for why in dict.fromkeys(edge["why_unknown"] for edge in found["edges"] if edge.get("why_unknown")):
+        click.echo(f"*, any column: {why}.", err=True)
     if found["is_truncated"]:
         click.echo("There is more: follow it from one of these tables, or with a greater --depth.", err=True)
 
@@ -106,6 +117,12 @@ def _record(edge: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]], *, 
         "by": edge.get("principal"),
         "at": None if millis is None else format_time(millis),
     }
+
+
+def _steps(edge: Mapping[str, Any], record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a record for each column that the commit of an edge made; one without columns for a hidden table."""
+    steps: list[dict[str, Any]] = edge.get("columns") or [{}]
+    return [{**record, **step} for step in steps]
 
 
 def _name(node: Mapping[str, Any]) -> str:

@@ -177,7 +177,8 @@ def _import(
 
     def publish() -> int:
         _send_parts(catalog, table, mode, source, parts, state, file)
-        request: dict[str, Any] = {"id": list(table), "upload_id": state.upload_id, "source": source.path}
+        request: dict[str, Any] = {"id": list(table), "upload_id": state.upload_id}
+        request |= {"source": source.path, "source_columns": source.origins()}
         return int(catalog.call("CompleteMultipartWrite", **request)["version"])
 
     try:

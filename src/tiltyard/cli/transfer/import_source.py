@@ -56,6 +56,14 @@ class ImportSource:
         """A key of how rows are read and what they become."""
         return f"{self.rows.source.reader.key} {self.schema.to_string()}"
 
+    def origins(self) -> list[dict[str, str]]:
+        """Return what each column that is sent is made from, as CompleteMultipartWrite has it."""
+        return [
+            {"column": name, "source_column": name, "how": "transformed" if name in self.casts else "direct"}
+            for name in self.schema.names
+            if name not in self.nulls
+        ]
+
     def parts(self) -> list[tuple[Piece, ...]]:
         """Return the pieces of the source in parts, in the order of their rows."""
         return group_pieces(self.rows.source.pieces, 1, PART_BYTES)

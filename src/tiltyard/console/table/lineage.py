@@ -1,4 +1,4 @@
-"""Where a table comes from, and what is made of it: its view's query, the commits of jobs, the views that read it."""
+"""Where a table or a column comes from, and what is made of it: a view's query, commits of jobs, views that read it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,12 @@ SOURCES_PROPERTY = "tiltyard.view.sources"
 MAX_VIEWS = 50
 """Views of a namespace that are asked whether they read the table."""
 MAX_COMMITS = 50
+MAX_COLUMNS = 1_000
+"""Columns whose lineage can be chosen."""
 PRODUCT_DEPTH = 3
 """How many steps away tables that were made from this one are shown."""
+COLUMN_DEPTH = 10
+"""How many steps the path of a column has, each way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +53,10 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A commit of a job between a source and a table made from it: `other` is the one that is not the page's table."""
+    """A commit of a job between a source and a target made from it: `other` is the one that the page is not of."""
 
+    source: Any
+    target: Any
     other: Any
     edge: Any
 
@@ -86,26 +92,48 @@ def _latest(calls: PageCalls, path: Id) -> int | None:
 
 def show(page: PageRequest) -> Page:
     """Show what the table was made from and what was made from it, and the views that read it, as far as they are
-    beside it or in the root.
+    beside it or in the root; with the parameter `column` the path of that column alone, as a part of this.
     """
+    if (column := page.text("column")) or "column" in page.query:
+        return _show_column(page, column) if column else Page("lineage_path.html", _of_table(page), fragment=True)
+    described = page.calls.attempt("DescribeTable", id=list(page.path), load_detailed_metadata=True)
+    schema = None if described is None or described.location is None else described.schema
+    names = [] if schema is None else [field.name for field in schema.fields[:MAX_COLUMNS]]
+    return Page("lineage.html", {**_of_table(page), "columns": names}, fragment=True)
+
+
+def _of_table(page: PageRequest) -> dict[str, Any]:
     places = dict.fromkeys((page.path.parent, Id()))
     dependents = [view for place in places for view in _dependent_views(page.calls, page.path, place)]
-    values = {
-        "sources": _read_commits(page, "upstream", 1),
-        "products": _read_commits(page, "downstream", PRODUCT_DEPTH),
-        "dependents": dependents,
-    }
-    return Page("lineage.html", values, fragment=True)
+    sources, products = _read_commits(page, "upstream", 1), _read_commits(page, "downstream", PRODUCT_DEPTH)
+    return {"column": "", "sources": sources.commits, "products": products.commits, "dependents": dependents}
 
 
-def _read_commits(page: PageRequest, direction: str, depth: int) -> list[Commit]:
+def _show_column(page: PageRequest, column: str) -> Page:
+    sources, products = (_read_commits(page, each, COLUMN_DEPTH, column) for each in ("upstream", "downstream"))
+    is_truncated = sources.is_truncated or products.is_truncated
+    values = {"sources": sources.commits, "products": products.commits, "is_truncated": is_truncated, "column": column}
+    return Page("lineage_path.html", values, fragment=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Commits:
+    commits: Sequence[Commit] = ()
+    is_truncated: bool = False
+
+
+def _read_commits(page: PageRequest, direction: str, depth: int, column: str | None = None) -> _Commits:
     """Return the commits that made the table, or those that were made from it; none where the reader may not ask."""
-    found = page.calls.attempt("DescribeLineage", id=list(page.path), direction=direction, depth=depth)
+    found = page.calls.attempt("DescribeLineage", id=list(page.path), direction=direction, depth=depth, column=column)
     if found is None:
-        return []
+        return _Commits()
     nodes = {node.key: node for node in found.nodes}
     end = "source" if direction == "upstream" else "target"
-    return [Commit(nodes[getattr(edge, end)], edge) for edge in found.edges[:MAX_COMMITS]]
+    commits = [
+        Commit(nodes[edge.source], nodes[edge.target], nodes[getattr(edge, end)], edge)
+        for edge in found.edges[:MAX_COMMITS]
+    ]
+    return _Commits(commits, found.is_truncated or len(found.edges) > MAX_COMMITS)
 
 
 def _dependent_views(calls: PageCalls, path: Id, place: Id) -> list[Id]:

@@ -38,6 +38,7 @@ from tiltyard.lake.training.manifest import digested_facts, make_manifest, read_
 from tiltyard.lake.training.query_sources import query_tables
 from tiltyard.lake.training.row_reader import RowReader, row_bytes
 from tiltyard.lake.training.selection import check_not_empty, check_same, digest_files, identity_columns, select_rows
+from tiltyard.model.column_lineage import ReadColumns
 from tiltyard.model.ids import check_ref
 from tiltyard.model.lineage import JobLineage, LineageSource
 from tiltyard.model.typed_ids import format_id
@@ -59,6 +60,11 @@ if TYPE_CHECKING:
 
 JOB = "training_set"
 """The kind of job that lineage names."""
+_QUERY, _PLACES = (
+    "SQL of the server shows no plan of its queries",
+    "a training set has places of rows, and no columns of theirs",
+)
+"""Why lineage does not know what the columns of a query's rows, and of a set, are made from."""
 SCHEMA = pa.schema([pa.field("row", pa.uint64(), nullable=False), pa.field("split", pa.string(), nullable=False)])
 _BATCH_ROWS = 1 << 16
 _MAX_TRIES = 5
@@ -280,7 +286,7 @@ def _rows_table(
         return
     _check_free(lake, origin)
     reader, sources = _run_query(lake, definition.query)
-    _write(lake, run, origin, reader, JobLineage(JOB, tuple(sources), definition.code), None)
+    _write(lake, run, origin, reader, JobLineage(JOB, tuple(sources), definition.code, why_unknown=_QUERY), None)
     try:
         yield origin, sources
     except BaseException:
@@ -349,7 +355,7 @@ def _make(
         row_bytes=row_bytes(dataset, definition.columns, selection.rows),
     )
     rows = pa.RecordBatchReader.from_batches(SCHEMA, _batches(selection, list(definition.splits)))
-    _write(lake, run, path, rows, JobLineage(JOB, (source,), definition.code), manifest)
+    _write(lake, run, path, rows, JobLineage(JOB, (source,), definition.code, why_unknown=_PLACES), manifest)
     name = format_id(path)
     try:
         create_snapshot(lake, name, [path, origin], versions=[1, version])
@@ -376,7 +382,8 @@ def _write(
     manifest: Mapping[str, Any] | None,
 ) -> None:
     """Write a new table in one commit, with its lineage; `manifest` goes into its schema. Raises as `Table.ingest`."""
-    source = StreamRows(lineage.sources, rows, lambda: lake.spark)
+    read = ReadColumns(None, lineage.why_unknown)
+    source = StreamRows(lineage.sources, rows, lambda: lake.spark, read)
     own = type(run)()  # of its own: a commit is made once in the life of a run
     own.canceled, own.figures = run.canceled, run.figures
     target = prepare_target(own, catalog_client.table(lake.catalog, path), WriteMode.CREATE, lineage)

@@ -629,6 +629,7 @@ class CompleteMultipartWriteRequest(Request, kw_only=True):
     id: list[str] | None = None
     source: str | None = None
     upload_id: str
+    source_columns: list[LineageColumn] | None = None
 
 
 class CompleteMultipartWriteResponse(Model, kw_only=True):
@@ -1017,6 +1018,7 @@ class DescribeLineageRequest(Request, kw_only=True, forbid_unknown_fields=True):
     branch: str | None = None
     direction: str | None = None
     depth: Int32 | None = None
+    column: str | None = None
 
 
 class DescribeLineageResponse(Response, kw_only=True):
@@ -1651,6 +1653,13 @@ class KeepJobPartResponse(Response, kw_only=True):
     paused: bool | None = None
 
 
+class LineageColumn(Model, kw_only=True):
+    column: str
+    source_column: str
+    how: str
+    code: str | None = None
+
+
 class LineageEdge(Model, kw_only=True):
     source: str
     target: str
@@ -1661,6 +1670,8 @@ class LineageEdge(Model, kw_only=True):
     code: str | None = None
     principal: str | None = None
     created_at_millis: Int64 | None = None
+    columns: list[LineageColumn] | None = None
+    why_unknown: str | None = None
 
 
 class LineageNode(Model, kw_only=True):
@@ -1670,6 +1681,7 @@ class LineageNode(Model, kw_only=True):
     branch: str | None = None
     uri: str | None = None
     depth: Int32
+    columns: list[str] | None = None
 
 
 class ListAclsRequest(Request, kw_only=True):

@@ -22,6 +22,7 @@ from tiltyard.column_refresh.fragment_files import BATCH_ROWS, FilledFragment, F
 from tiltyard.column_refresh.freshness import ComputedColumn
 from tiltyard.column_refresh.refresh import ColumnRefresh
 from tiltyard.model.branches import Branch
+from tiltyard.model.column_lineage import ColumnOrigin, Origins, function_origins, sql_inputs
 from tiltyard.model.columns.computed_columns import (
     ExpressionDeclaration,
     FunctionDeclaration,
@@ -133,7 +134,8 @@ def backfill(
         function, columns = _find_function(run, dataset, column, override)
         function = _with_policy(run, catalog, function, call, rejects)
         code = digest_code(json.dumps(sorted(each.identity for each in columns)))
-        job_table.lineage = own_rows_lineage("backfill", target, int(dataset.version), job_table.branch, code)
+        made = _origins(dataset, function, columns)
+        job_table.lineage = own_rows_lineage("backfill", target, int(dataset.version), job_table.branch, code, made)
         host = SparkHost(run, spark, job_table, function, udf_version, concurrency, batch_rows, rows_per_task)
         only = parked_conditions(catalog.caller(), target, dataset, column) if parked else None
         return ColumnRefresh(host, str(target), columns, filter, only).run()
@@ -227,6 +229,15 @@ def _find_function(
         )
     columns = (ComputedColumn.of(dataset, other, function.inputs, identity) for other, identity in identities.items())
     return function, tuple(columns)
+
+
+def _origins(dataset: lance.LanceDataset, function: ColumnFunction, columns: Sequence[ComputedColumn]) -> Origins:
+    """Return what the columns of a backfill are made from, for its lineage."""
+    names = dataset.schema.names
+    if function.code is None:
+        inputs = sql_inputs(function.expression, (name for name in names if name != function.name))
+        return (ColumnOrigin(function.name, inputs),)
+    return function_origins(names, function.inputs, [(each.name, each.identity) for each in columns])
 
 
 def _output(dataset: lance.LanceDataset, name: str, struct_field: str = "") -> FilledColumn:

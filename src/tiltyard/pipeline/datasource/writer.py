@@ -8,13 +8,14 @@ from __future__ import annotations
 import pickle
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.taskcontext import TaskContext
 
+from tiltyard.model.column_lineage import ReadColumns
 from tiltyard.model.lineage import JobLineage, LineageSource
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.datasource.spark_types import arrow_schema
@@ -49,7 +50,7 @@ class TableWriter(DataSourceArrowWriter):
         from tiltyard.pipeline.writing.commit import check_column_list  # noqa: PLC0415  # the same
         from tiltyard.pipeline.writing.options import WriteOptions  # noqa: PLC0415  # the same
         from tiltyard.pipeline.writing.target_table import WriteMode, prepare_target  # noqa: PLC0415  # the same
-        from tiltyard.pipeline.writing.write_job import plan_rows  # noqa: PLC0415  # the same
+        from tiltyard.pipeline.writing.write_job import lineage_of_columns, plan_rows  # noqa: PLC0415  # the same
 
         self._stream, self._batch = options.values.get("stream"), options.number("batch")
         if self._batch is not None and not self._stream:
@@ -73,6 +74,8 @@ class TableWriter(DataSourceArrowWriter):
         except Exception:
             target.discard_writes([])  # drops the table, if it was declared just now
             raise
+        read = ReadColumns.of_source(schema.names)
+        target = replace(target, lineage=lineage_of_columns(_LINEAGE, self._spec, read, rows))
         self._plan = pickle.dumps((target, rows))  # tasks receive it too, and would import the client to unpickle it
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenPartition:

@@ -29,6 +29,7 @@ from lance_namespace.errors import (
 from tiltyard.change_feed.table_history import field_ids, fragments_by_id
 from tiltyard.column_refresh.freshness import ComputedColumn, with_column_files
 from tiltyard.column_refresh.refresh import ColumnRefresh
+from tiltyard.model.column_lineage import function_origins
 from tiltyard.model.columns.duplicate_columns import PROPERTY, SIGNATURE_SUFFIX
 from tiltyard.model.columns.primary_keys import PROPERTY as KEY_PROPERTY
 from tiltyard.model.columns.primary_keys import is_key_type
@@ -129,7 +130,8 @@ def deduplicate(
         run.save_checkpoint(_SINCE_KEY, str(dataset.version))
     since = int(run.checkpoints()[_SINCE_KEY])
     code = digest_code(json.dumps([comparison.identity, threshold, on, named, order_by]))
-    job_table.lineage = own_rows_lineage("deduplicate", target, since, None, code)
+    made = function_origins(dataset.schema.names, [on, named], [(into, code)])
+    job_table.lineage = own_rows_lineage("deduplicate", target, since, None, code, made)
     _add_columns(job_table, into, on, named)
     plan = _GroupsPlan(run, spark, job_table, on, into, comparison, order, dataset)
     version = job_table.commit_plan(run, since, plan)

@@ -61,7 +61,7 @@ def delete(
     if _CHECKPOINT_KEY not in run.checkpoints():
         run.save_checkpoint(_CHECKPOINT_KEY, json.dumps({"since": int(dataset.version), "rows": 0}))
     since = int(json.loads(run.checkpoints()[_CHECKPOINT_KEY])["since"])
-    job_table.lineage = own_rows_lineage("delete", target, since, None, digest_code(filter))
+    job_table.lineage = own_rows_lineage("delete", target, since, None, digest_code(filter), columns=())
     check_condition(dataset, filter)
     plan = _DeletePlan(run, spark, target.location(), dataset, filter, since, list(fragments_by_id(dataset)))
     version = job_table.commit_plan(run, since, plan)

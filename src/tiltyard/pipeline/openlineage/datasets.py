@@ -15,6 +15,7 @@ from openlineage.client.facet_v2 import (
     schema_dataset,
 )
 
+from tiltyard.model.column_lineage import ANY_COLUMN, ColumnInput, Derivation, Origins
 from tiltyard.model.lineage import LineageSource, strip_credentials
 from tiltyard.model.typed_ids import format_id
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from openlineage.client.generated.base import OutputDatasetFacet
 
-    from tiltyard.pipeline.openlineage.column_lineage import SourceColumn
-
+_SUBTYPES = {Derivation.DIRECT: "IDENTITY", Derivation.AGGREGATED: "AGGREGATION"}
+"""The names that OpenLineage has of how a column is made; of all others, TRANSFORMATION."""
 _MAX_FIELDS = 1_000
 """Columns that a schema facet has at most, with those inside them."""
 
@@ -97,24 +98,31 @@ def schema_facet(schema: pa.Schema) -> schema_dataset.SchemaDatasetFacet:
 
 
 def column_facet(
-    columns: Mapping[str, Sequence[SourceColumn]], names: Mapping[str, tuple[str, str]]
+    columns: Origins, names: Sequence[tuple[str, str]]
 ) -> column_lineage_dataset.ColumnLineageDatasetFacet:
-    """Return the facet of columns that were made from others; `names` are those of their datasets by table."""
-    fields = {
-        column: column_lineage_dataset.Fields(
-            inputFields=[
-                column_lineage_dataset.InputField(
-                    *names[source.table],
-                    field=source.column,
-                    transformations=[column_lineage_dataset.Transformation(type="DIRECT", subtype=source.subtype)],
-                )
-                for source in sources
-                if source.table in names
-            ]
-        )
-        for column, sources in columns.items()
-    }
+    """Return the facet of columns that are known to be made from others; `names` are those of the commit's sources."""
+    fields = {}
+    for origin in columns:
+        known = [each for each in origin.inputs if ANY_COLUMN not in (each.column, origin.column)]
+        if known:
+            fields[origin.column] = column_lineage_dataset.Fields(
+                inputFields=[
+                    column_lineage_dataset.InputField(
+                        *names[each.source],
+                        field=each.column,
+                        transformations=[_transformation(each)],
+                    )
+                    for each in known
+                ]
+            )
     return column_lineage_dataset.ColumnLineageDatasetFacet(fields=fields)
+
+
+def _transformation(each: ColumnInput) -> column_lineage_dataset.Transformation:
+    description = f"function {each.code}" if each.code else None
+    return column_lineage_dataset.Transformation(
+        type="DIRECT", subtype=_SUBTYPES.get(each.how, "TRANSFORMATION"), description=description
+    )
 
 
 def _assertion(check: Mapping[str, Any]) -> data_quality_assertions_dataset.Assertion:

@@ -19,11 +19,9 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.settings.openlineage import OpenLineageSettings
 from tiltyard.model.settings.storages import SecretError
-from tiltyard.pipeline.session import is_connect
 
 if TYPE_CHECKING:
     from openlineage.client.event_v2 import RunEvent
-    from pyspark.sql import DataFrame
 
     from tiltyard.pipeline.runs import Run
     from tiltyard.pipeline.table_location import CatalogConnection
@@ -113,20 +111,6 @@ def observe(
     from tiltyard.pipeline.openlineage.observer import observe_run  # noqa: PLC0415  # events are off in most processes
 
     return observe_run(emitter, kind, run, catalog, arguments, work)
-
-
-def record_frame(run: Run, table: str, frame: DataFrame, views: Mapping[str, str], options: Mapping[str, Any]) -> None:
-    """Let the events of a run tell the source columns of a table that it writes from a DataFrame, if they are on.
-
-    `views` are the names of the sources by those of the views that the DataFrame reads, none where its plan names the
-    sources itself; `options` are those that a job has for columns. Spark Connect has no plans.
-    """
-    if current_emitter() is None or is_connect(frame.sparkSession):
-        return
-    from tiltyard.pipeline.openlineage.observer import ObservedRun, WrittenFrame  # noqa: PLC0415  # as above
-
-    if isinstance(run, ObservedRun):
-        run.frames[table] = WrittenFrame(frame, views, options)
 
 
 def current_emitter() -> Emitter | None:

@@ -19,13 +19,11 @@ from tiltyard.change_feed.table_history import read_transactions
 from tiltyard.model.jobs import ENDLESS_JOBS
 from tiltyard.model.lineage import CommitLineage, LineageSource, strip_credentials
 from tiltyard.pipeline import catalog_client
-from tiltyard.pipeline.openlineage.column_lineage import SourceColumn, option_columns
 from tiltyard.pipeline.runs import RunCanceledError
 
 if TYPE_CHECKING:
     import lance
     from openlineage.client.event_v2 import InputDataset, OutputDataset, RunEvent
-    from pyspark.sql import DataFrame
 
     from tiltyard.pipeline.openlineage.emitter import Emitter
     from tiltyard.pipeline.runs import Run
@@ -38,22 +36,12 @@ _VERSION = version("tiltyard")
 _PRODUCER = f"urn:tiltyard:pipeline:{_VERSION}"
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenFrame:
-    """A DataFrame that a run writes; fields are those of `emitter.record_frame`."""
-
-    frame: DataFrame
-    views: Mapping[str, str]
-    options: Mapping[str, Any]
-
-
 class ObservedRun:
-    """A run whose figures are kept here, too, for its events, and the DataFrames that it writes, by table."""
+    """A run whose figures are kept here, too, for its events."""
 
     def __init__(self, inner: Run, emit_running: Callable[[Mapping[str, str]], None]) -> None:
         """`emit_running` gets the figures each RUNNING_SECONDS in which there is progress."""
         self.figures: dict[str, str] = {}
-        self.frames: dict[str, WrittenFrame] = {}
         self._inner = inner
         self._emit_running = emit_running
         self._emitted_at = time.monotonic()
@@ -88,7 +76,7 @@ def observe_run(
     A run that another driver goes on with has no end here: each driver's part is a run of its own below the job's.
     """
     observed = ObservedRun(run, lambda figures: emitter.emit(lambda: events.make("RUNNING", figures)))
-    events = _Events(emitter.settings.namespace, kind, run, catalog, arguments, observed.frames)
+    events = _Events(emitter.settings.namespace, kind, run, catalog, arguments)
     emitter.emit(lambda: events.make("START", {}))
     try:
         figures = work(observed)
@@ -123,7 +111,6 @@ class _Events:
     run: Run
     catalog: CatalogConnection
     arguments: Mapping[str, Any]
-    frames: Mapping[str, WrittenFrame]
     _run_id: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -211,9 +198,10 @@ class _Events:
                 columns = schemas.get(source.name)
                 inputs[names[source.name]] = input_dataset(names[source.name], source.version, checks, columns)
             output = output_dataset(name_of_table(self.namespace, str(table)), dataset, figures)
-            if made := self._columns(str(table), dataset, lineage):
+            facet = column_facet(lineage.columns or (), [names[source.name] for source in lineage.sources])
+            if facet.fields:
                 assert output.facets is not None
-                output.facets["columnLineage"] = column_facet(made, names)
+                output.facets["columnLineage"] = facet
             outputs.append(output)
         return (list(inputs.values()), outputs) if outputs else self._planned(figures)
 
@@ -232,21 +220,6 @@ class _Events:
 
     def _open(self, source: LineageSource) -> lance.LanceDataset:
         return catalog_client.table(self.catalog, source.name).dataset(source.version, source.branch or None)
-
-    def _columns(
-        self, table: str, dataset: lance.LanceDataset, lineage: CommitLineage
-    ) -> dict[str, list[SourceColumn]]:
-        """Return the source columns of a table's, by the names of the lineage's sources."""
-        columns = dataset.schema.names
-        if (written := self.frames.get(table)) is not None:
-            from tiltyard.pipeline.openlineage.plan_columns import read_columns  # noqa: PLC0415  # an extra: PySpark
-
-            read = read_columns(written.frame, written.views)
-            return option_columns(written.options, columns, lambda column: read.get(column, ()))
-        if not (self.arguments.get("source") and lineage.sources):
-            return {}
-        name = lineage.sources[0].name
-        return option_columns(self.arguments, columns, lambda column: [SourceColumn(name, column)])
 
 
 def _checks(figures: Mapping[str, str], table: str = "") -> list[Mapping[str, Any]]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
@@ -17,8 +18,7 @@ from tiltyard.model.views.definitions import parse_sources
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.datasource.dataframes import plan_version_scan, read_frame
 from tiltyard.pipeline.jobs import is_worker_driver
-from tiltyard.pipeline.lineage import function_digest, table_source
-from tiltyard.pipeline.openlineage.emitter import record_frame
+from tiltyard.pipeline.lineage import function_digest, plan_columns, table_source
 from tiltyard.pipeline.plans.plan_file import Plan, TablePlan
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.spark_sql.checks import analyze_sql, check_analyzed_query, check_parsed_query
@@ -127,7 +127,7 @@ def write_table(
         table = _load_checkpoint(run, name, plan, target)
         if table is None or not fragment_files_exist(target.location, table.fragments):
             with discarding(run, target, results, can_resume=True):
-                source = _open_source(run, catalog, spark, name, plan, readable)
+                source = _open_source(run, catalog, spark, plan, readable, lineage)
             with discarding(run, target, results, can_resume=source.can_resume):
                 written = write_uncommitted(run, source, target, options, results)
             table = _keep(run, name, plan, target, written)
@@ -154,6 +154,8 @@ def _load_checkpoint(run: TableRun, name: str, plan: TablePlan, target: TargetTa
     state = json.loads(text)
     schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(state["schema"])))
     results = tuple(map(WriteResult.from_json, state["parts"]))
+    if lineage := state.get("lineage"):
+        target = replace(target, lineage=msgspec.json.decode(lineage, type=JobLineage))
     return WrittenTable(name, plan, run, target, results, schema, state.get("properties", {}))
 
 
@@ -161,24 +163,27 @@ def _open_source(
     run: TableRun,
     catalog: CatalogConnection,
     spark: SparkSession,
-    name: str,
     plan: TablePlan,
     readable: ReadableViews,
+    lineage: JobLineage,
 ) -> RowSource:
     if plan.files is not None:
         return open_files(run, catalog, spark, plan.files, plan.options, plan.write_options().columns)
     frame = _query(spark, plan.sql or "", readable.frames)
     views = {view: source.name for view, source in readable.sources.items()}
-    record_frame(run.pipeline_run, name, frame, views, plan.options)
-    return FrameRows((), frame)
+    positions = {source.name: number for number, source in enumerate(lineage.sources)}
+    return FrameRows(lineage.sources, frame, plan_columns(frame, views, positions))
 
 
 def _keep(run: TableRun, name: str, plan: TablePlan, target: TargetTable, written: WrittenRows) -> WrittenTable:
     """Keep what was written, for the driver that publishes it."""
     run.progress(**{name: text for name, text in written.figures.items() if name == "checks"})
     schema = written.schema.serialize().to_pybytes().hex()
-    state = {"parts": [result.to_json() for result in written.results], "schema": schema}
-    run.save_checkpoint(_CHECKPOINT_KEY, json.dumps({**state, "properties": written.properties}))
+    target = replace(target, lineage=written.lineage or target.lineage)
+    lineage = None if target.lineage is None else msgspec.json.encode(target.lineage).decode()
+    parts = [result.to_json() for result in written.results]
+    state = {"parts": parts, "schema": schema, "properties": written.properties, "lineage": lineage}
+    run.save_checkpoint(_CHECKPOINT_KEY, json.dumps(state))
     return WrittenTable(name, plan, run, target, tuple(written.results), written.schema, written.properties)
 
 

@@ -24,6 +24,7 @@ from lance_namespace.errors import (
 
 from tiltyard.contracts.checks import QualityCheck, validate_checks
 from tiltyard.contracts.row_checks import split_failing
+from tiltyard.model.column_lineage import ReadColumns
 from tiltyard.model.lineage import JobLineage
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.column_names import check_new_columns
@@ -162,12 +163,21 @@ class StreamTable:
             rows, deleted = _last_of_each_key(rows, deletes, on)
         self._write_rejects(rejected, failed)
         rejected += failed
+        self._record_columns(batch.rows)
         self._commit(dataset, rows.drop_columns([SEQUENCE]), deleted, batch.position, len(rejected))
         self.position = {**self.position, **batch.position}
         self._commits += 1
         if self._commits % FRAGMENTS_TO_COMPACT == 0:
             self.compact()
         return Applied(rows.num_rows + (0 if deleted is None else deleted.num_rows), len(rejected))
+
+    def _record_columns(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Have the lineage of commits say which columns the stream's first rows have."""
+        assert self._job_table is not None
+        if (lineage := self._job_table.lineage) is not None and lineage.columns is None:
+            names = [name for name in _merge_columns(batches).names if name != SEQUENCE]
+            read = ReadColumns.of_source(names)
+            self._job_table.lineage = lineage.with_columns(read.origins([(name, name) for name in names]))
 
     def compact(self) -> None:
         """Compact small fragments of a tier if there are many, unless another writer changes them meanwhile."""

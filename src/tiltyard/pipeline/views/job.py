@@ -22,6 +22,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.change_feed.table_history import read_transaction
+from tiltyard.model.column_lineage import Origins
 from tiltyard.model.lineage import refresh_lineage
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.views.definitions import (
@@ -36,10 +37,12 @@ from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.functions.call_options import CallOptions, make_policy
 from tiltyard.pipeline.functions.call_policy import CallPolicy
 from tiltyard.pipeline.jobs import check_client_code_allowed, job
+from tiltyard.pipeline.lineage import plan_columns
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import LazySession, isolate_session, started
 from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.table_location import CatalogConnection
+from tiltyard.pipeline.views.column_origins import view_origins
 from tiltyard.pipeline.views.computed_columns import column_functions, find_code, find_reusable
 from tiltyard.pipeline.views.computed_values import ReusableValues, ViewColumn
 from tiltyard.pipeline.views.planning import (
@@ -78,7 +81,7 @@ from tiltyard.view_refresh.source_changes import FullRefreshRequiredError, leave
 
 if TYPE_CHECKING:
     import lance
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from tiltyard.model.columns.computed_columns import UdfDeclaration
     from tiltyard.view_refresh.removal import Addresses
@@ -232,7 +235,7 @@ class _Refresh:
 
     def _find_commit(self, plan: RefreshPlan) -> int | None:
         """Return the version that an earlier driver has committed of a plan, which has its files then."""
-        self.job_table.lineage = refresh_lineage(plan.sources, self.definition.digest)
+        self.job_table.lineage = refresh_lineage(plan.sources, self.definition.digest, plan.origins, plan.why_unknown)
         return self.job_table.find_commit(self.run, plan.base)
 
     def _make_plan(self, sources: Mapping[str, SourceTable]) -> RefreshPlan:
@@ -265,13 +268,20 @@ class _Refresh:
             sorted(view_query.needed),
             decision.since,
             decision.groups,
+            *self._find_origins(frame, list(sources)),
         )
         self.run.save_checkpoint(_CHECKPOINT_KEY, plan.to_json())
         return plan
 
+    def _find_origins(self, frame: DataFrame, sources: Sequence[str]) -> tuple[Origins | None, str]:
+        """Return what the view's columns are made from, by the query's plan, and why that is not known."""
+        views = {self.definition.source_name(name): name for name in sources}
+        read = plan_columns(frame, views, {name: number for number, name in enumerate(sources)})
+        return view_origins(self.job_table.latest().schema, self.definition, frame.columns, read), read.why_unknown
+
     def _execute(self, plan: RefreshPlan, sources: Mapping[str, SourceTable]) -> Mapping[str, object]:
         """Write the missing parts, and commit. Raises CommitConflictError, RefusedError, RunCanceledError."""
-        self.job_table.lineage = refresh_lineage(plan.sources, self.definition.digest)
+        self.job_table.lineage = refresh_lineage(plan.sources, self.definition.digest, plan.origins, plan.why_unknown)
         view = self.job_table.latest()
         target = self._target(view)
         limit = self.options.limit

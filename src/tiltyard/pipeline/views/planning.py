@@ -10,9 +10,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import pyarrow as pa
 
 from tiltyard.change_feed.table_history import fragments_by_id
+from tiltyard.model.column_lineage import Origins
 from tiltyard.model.views.definitions import SourceVersion, ViewDefinition, ViewKind, ViewLineage
 from tiltyard.pipeline.table_location import scan_fragments
 from tiltyard.pipeline.views.group_keys import GroupKeys, find_groups, usable_keys
@@ -55,8 +57,8 @@ class RefreshPlan:
 
     If `incremental`, the rows of the parts are added to those of the view, else they replace them. `since` has the
     versions after which the changes of tables are read. With `groups`, the parts read the rows of those groups alone,
-    and the view's rows of them are replaced. `attempt` tells the plan from earlier plans of the same run, which
-    concurrent writers made obsolete.
+    and the view's rows of them are replaced. `origins` and `why_unknown` are the columns of the lineage. `attempt`
+    tells the plan from earlier plans of the same run, which concurrent writers made obsolete.
     """
 
     attempt: int
@@ -68,11 +70,14 @@ class RefreshPlan:
     needed: list[str]
     since: Mapping[str, int] = field(default_factory=dict)
     groups: GroupKeys | None = None
+    origins: Origins | None = None
+    why_unknown: str = ""
 
     def to_json(self) -> str:
         """Serialize for the run's checkpoint."""
-        fields = asdict(replace(self, groups=None))
-        return json.dumps({**fields, "groups": self.groups and self.groups.to_json()})
+        fields = asdict(replace(self, groups=None, origins=None))
+        groups, origins = self.groups and self.groups.to_json(), msgspec.to_builtins(self.origins)
+        return json.dumps({**fields, "groups": groups, "origins": origins})
 
     @classmethod
     def from_json(cls, text: str) -> RefreshPlan:
@@ -80,12 +85,13 @@ class RefreshPlan:
         fields = json.loads(text)
         sources = {name: SourceVersion(**origin) for name, origin in fields["sources"].items()}
         groups = GroupKeys.from_json(fields["groups"]) if fields.get("groups") else None
+        origins = msgspec.convert(fields.get("origins"), Origins | None)
         # Earlier releases had lists of fragments alone, by table.
         parts = [
             QueryPart(**part) if isinstance(part.get("fragments"), dict) else QueryPart(part)
             for part in fields["parts"]
         ]
-        return cls(**{**fields, "sources": sources, "groups": groups, "parts": parts})
+        return cls(**{**fields, "sources": sources, "groups": groups, "parts": parts, "origins": origins})
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ from tiltyard.pipeline.datasource.spark_types import arrow_schema
 from tiltyard.pipeline.functions.call_policy import CallPolicy
 from tiltyard.pipeline.functions.calls import GuardedFunction
 from tiltyard.pipeline.functions.user_functions import PickledFunction
-from tiltyard.pipeline.openlineage.emitter import record_frame
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import task_slots
 from tiltyard.pipeline.sources.casts import ColumnMapping, ColumnSelection, map_to_table, select_columns
@@ -145,8 +144,6 @@ class ViewWriter:
         schema = pa.schema([self.target.schema.field(name) for name in query_columns(self.target.schema)])
         if self.definition.kind is ViewKind.QUERY:
             table_columns = tuple(map_to_table(frame.columns, schema, ()))
-            views = {self.definition.source_name(name): name for name in self.sources}
-            record_frame(self.run, self.table, frame, views, {})
             return write_partitions(self.run, frame, self._write_spec(columns, None, table_columns, added))
         code = parse_view_code(self.definition, schema, frame.columns, self.policy)
         view_columns = tuple(map_to_table(schema.names, schema, ()))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from tiltyard.model.column_lineage import ReadColumns
 from tiltyard.model.lineage import LineageSource
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.runs import Run
@@ -187,6 +188,12 @@ class FrameRows(RowSource):
     """The rows of a DataFrame of Spark."""
 
     frame: DataFrame
+    read: ReadColumns | None = None
+    """What its columns are made from; None where they are those of its one source."""
+
+    @property
+    def columns(self) -> ReadColumns:
+        return self.read or ReadColumns.of_source(self.frame.columns)
 
     @property
     def schema(self) -> pa.Schema:
@@ -226,7 +233,13 @@ class StreamRows(RowSource):
 
     reader: pa.RecordBatchReader
     start_session: Callable[[], SparkSession]
+    read: ReadColumns | None = None
+    """What its columns are made from; None where they are those of its one source."""
     _first: pa.RecordBatch | None = None
+
+    @property
+    def columns(self) -> ReadColumns:
+        return self.read or ReadColumns.of_source(self.reader.schema.names)
 
     @property
     def schema(self) -> pa.Schema:

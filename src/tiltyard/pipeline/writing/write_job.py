@@ -21,6 +21,7 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, TableAlreadyExistsError, TableNotFoundError
 
 from tiltyard.contracts.checks import KEY_CHECKS, QualityCheck, validate_checks
+from tiltyard.model.column_lineage import ReadColumns, rows_function_origins
 from tiltyard.model.lineage import JobLineage, LineageSource
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.catalog_client import Table
@@ -84,6 +85,11 @@ class RowSource(ABC):
         """Return the columns that it yields."""
 
     @property
+    def columns(self) -> ReadColumns:
+        """Return what its columns are made from: by default, those of its one source."""
+        return ReadColumns.of_source(self.schema.names)
+
+    @property
     @abstractmethod
     def session(self) -> SparkSession | LazySession:
         """Return the session of checks of more keys than this process holds."""
@@ -111,13 +117,17 @@ class RowSource(ABC):
 
 @dataclass(frozen=True, slots=True)
 class WrittenRows:
-    """Rows that are written and checked, and not visible: `properties` are those of their commit."""
+    """Rows that are written and checked, and not visible: `properties` are those of their commit.
+
+    `lineage` is that of the commit, with the columns; None for that of the target.
+    """
 
     results: list[WriteResult]
     schema: pa.Schema
     figures: dict[str, object]
     properties: dict[str, str]
     kept: KeptColumns | None = None
+    lineage: JobLineage | None = None
 
     @property
     def fragments(self) -> list[str]:
@@ -177,7 +187,18 @@ def write_uncommitted(
     results.extend(source.write(run, replace(spec, may_sync_later=may_sync_later)))
     show_written(run, results)
     written = check_rows(run, source.session, target, spec, results, options.on)
-    return replace(written, figures={**written.figures, **source.figures()})
+    lineage = target.lineage and lineage_of_columns(target.lineage, spec, source.columns, options)
+    return replace(written, figures={**written.figures, **source.figures()}, lineage=lineage)
+
+
+def lineage_of_columns(lineage: JobLineage, spec: WriteSpec, read: ReadColumns, options: WriteOptions) -> JobLineage:
+    """Return the lineage of a job with what the columns that it writes are made from; `read` has those of its rows."""
+    if options.udf is None:
+        named = [(column.field.name, column.source) for column in spec.columns if column.source is not None]
+        return lineage.with_columns(read.origins(named, options.columns.types or ()), read.why_unknown)
+    made = [column.source for column in spec.table_columns or () if column.source is not None]
+    code = function_digest(options.udf)
+    return lineage.with_columns(rows_function_origins(made, len(lineage.sources), code))
 
 
 def plan_rows(
@@ -235,6 +256,7 @@ def commit_rows(
 ) -> Mapping[str, object]:
     """Make written rows visible, once in the life of the run; return its figures. Raises what the commit raises."""
     run.save_checkpoint(_FIGURES_KEY, json.dumps(written.figures))
+    target = replace(target, lineage=written.lineage or target.lineage)
     if not options.on:
         return {**written.figures, "version": target.commit(run, written.fragments, written.schema, written.properties)}
     fragments, properties = parse_fragments(written.fragments), written.properties

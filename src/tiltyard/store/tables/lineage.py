@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tiltyard.model.column_lineage import Origins
 from tiltyard.model.lineage import CommitLineage, LineageSource
 from tiltyard.store.repository import Repository, parent_folders, placeholders, reads, writes
 
@@ -22,7 +23,7 @@ class LineageRecord(msgspec.Struct, frozen=True):
     """A commit of a job: `version` of a table, made from `sources`, of which `source_ids` are those of the catalog.
 
     `edge` is the same for all runs of a recurring job. `replaces` says that no row of earlier versions is left.
-    `principal` is the name of who ran the job.
+    `principal` is the name of who ran the job. `columns` and `why_unknown` are those of `CommitLineage`.
     """
 
     table_id: int
@@ -36,6 +37,8 @@ class LineageRecord(msgspec.Struct, frozen=True):
     sources: tuple[LineageSource, ...]
     source_ids: tuple[int | None, ...]
     principal: str
+    columns: Origins | None = None
+    why_unknown: str = ""
     created_at: int = 0
 
     @classmethod
@@ -52,13 +55,17 @@ class LineageRecord(msgspec.Struct, frozen=True):
     ) -> LineageRecord:
         """Return the record of a commit with this lineage."""
         commit = (table_id, branch, version, lineage.job, lineage.kind, lineage.code, lineage.edge)
-        return cls(*commit, replaces, lineage.sources, source_ids, principal)
+        return cls(*commit, replaces, lineage.sources, source_ids, principal, lineage.columns, lineage.why_unknown)
 
 
-COLUMNS = "id, table_id, branch, version, job, kind, code, edge, replaces, sources, principal, created_at"
+COLUMNS = (
+    "id, table_id, branch, version, job, kind, code, edge, replaces, sources, principal, column_origins, created_at"
+)
 ADD = """
-    INSERT INTO lineage (table_id, branch, version, job, kind, code, edge, replaces, sources, principal, created_at)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING id
+    INSERT INTO lineage (
+        table_id, branch, version, job, kind, code, edge, replaces, sources, principal, column_origins, created_at
+    )
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING id
 """
 ADD_SOURCE = "INSERT INTO lineage_sources (lineage_id, position, table_id, branch, place) VALUES (?, ?, ?, ?, ?)"
 FORGET_REPETITIONS = f"""
@@ -68,7 +75,7 @@ FORGET_REPETITIONS = f"""
     )
 """
 # The newest commit of each recurring job, unless a later one has replaced all rows; up to a version, given twice. Each
-# condition is a look-up in an index of its own.
+# condition is a look-up in an index of its own. A view's refresh keeps the columns that backfills have filled.
 IS_CURRENT = """
     NOT EXISTS (
         SELECT 1 FROM lineage AS later
@@ -78,6 +85,7 @@ IS_CURRENT = """
         SELECT 1 FROM lineage AS later
         WHERE later.table_id = lineage.table_id AND later.branch = lineage.branch AND later.replaces = 1
         AND later.version > lineage.version AND later.version <= ?
+        AND (lineage.kind <> 'backfill' OR later.kind <> 'refresh')
     )
 """
 MADE = f"""
@@ -104,7 +112,7 @@ class Lineage(Repository):
         sources = msgspec.json.encode(record.sources).decode()
         row = self.connection.row(
             ADD, record.table_id, record.branch, record.version, record.job, record.kind, record.code, record.edge,
-            int(record.replaces), sources, record.principal, self._clock(),
+            int(record.replaces), sources, record.principal, _encode_columns(record), self._clock(),
         )  # fmt: skip
         if row is None:
             return False
@@ -149,7 +157,12 @@ class Lineage(Repository):
 
 
 def _record(row: tuple[Any, ...], source_ids: tuple[int | None, ...]) -> LineageRecord:
-    _, table_id, branch, version, job, kind, code, edge, replaces, sources, principal, created_at = row
+    _, table_id, branch, version, job, kind, code, edge, replaces, sources, principal, columns, created_at = row
     read = msgspec.json.decode(sources, type=tuple[LineageSource, ...])
+    origins, why_unknown = msgspec.json.decode(columns, type=tuple[Origins | None, str])
     commit = (table_id, branch, version, job, kind, code, edge)
-    return LineageRecord(*commit, bool(replaces), read, source_ids, principal, created_at)
+    return LineageRecord(*commit, bool(replaces), read, source_ids, principal, origins, why_unknown, created_at)
+
+
+def _encode_columns(record: LineageRecord) -> str:
+    return msgspec.json.encode((record.columns, record.why_unknown)).decode()

@@ -26,8 +26,9 @@ from msgspec import structs
 from tiltyard.access.needs import on_table
 from tiltyard.change_feed.table_history import read_transactions
 from tiltyard.contracts.checked_rows import CheckedRows
-from tiltyard.model.lineage import CommitLineage, LineageSource
-from tiltyard.model.modes import InsertMode
+from tiltyard.model.column_lineage import ColumnInput, ColumnOrigin, Derivation
+from tiltyard.model.lineage import CommitLineage, JobLineage, LineageSource
+from tiltyard.model.modes import InsertMode, parse_mode
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.column_names import check_new_columns
@@ -64,6 +65,8 @@ UPLOAD = "tiltyard.upload"
 _SEARCHED_VERSIONS = 100
 _MAX_ABANDONED = 100
 """Uploads that one sweep aborts."""
+MAX_SOURCE_COLUMNS = 10_000
+"""Columns of which a client may say what they are made from."""
 FIRST = "First"
 """The kind of parts that were written for a table without data; the other kinds are the modes of inserts."""
 
@@ -142,10 +145,12 @@ def complete_multipart_write(
 ) -> models.CompleteMultipartWriteResponse:
     """Commit all parts as one version. Idempotent: a repeat returns the same version.
 
-    The commit says that its rows were made from the path or URI `source`; RecordTableLineage indexes that.
+    The commit says that its rows were made from the path or URI `source`, and its columns from `source_columns` of
+    that; RecordTableLineage indexes it.
     Raises TransactionNotFoundError, ConcurrentModificationError, InvalidInputError (parts of different kinds).
     """
     target = WriteTarget.named_by(ctx, request)
+    lineage = _lineage_of(request)
     try:
         _get_upload(target, request.upload_id)
         parts = ctx.store.upload_parts(request.upload_id)
@@ -157,7 +162,7 @@ def complete_multipart_write(
         raise
     try:
         with target.cleanup_on_error():
-            version = _commit(target, request.upload_id, parts, request.source)
+            version = _commit(target, request.upload_id, parts, lineage)
     except BaseException as error:
         if not may_have_committed(error):
             _discard_parts(ctx, parts)
@@ -214,15 +219,34 @@ def _check_consistent(parts: Sequence[UploadPart]) -> None:
         raise InvalidInputError("The parts have different schemas: abort, and send them alike.")
 
 
-def _commit(target: WriteTarget, upload_id: str, parts: Sequence[UploadPart], source: str | None) -> int:
-    """Commit all parts as one version, whose transaction names the upload so that a repeat finds it, and the source."""
+def _lineage_of(request: models.CompleteMultipartWriteRequest) -> CommitLineage | None:
+    """Return what a client says that the rows are made from; None where it says nothing. Raises InvalidInputError."""
+    if not request.source:
+        if request.source_columns is not None:
+            raise InvalidInputError("source_columns are those of a source: name it, or leave them out.")
+        return None
+    job = JobLineage("import", (LineageSource.of_uri(request.source),), why_unknown="its client did not say")
+    if request.source_columns is None:
+        return job.of_run(request.upload_id)
+    if len(request.source_columns) > MAX_SOURCE_COLUMNS:
+        raise InvalidInputError(f"source_columns are {len(request.source_columns)}: at most {MAX_SOURCE_COLUMNS}.")
+    origins: dict[str, list[ColumnInput]] = {}
+    for each in request.source_columns:
+        how = parse_mode(Derivation, each.how, Derivation.DIRECT, "how")
+        origins.setdefault(each.column, []).append(ColumnInput(0, each.source_column, how, each.code or ""))
+    columns = tuple(ColumnOrigin(column, tuple(inputs)) for column, inputs in origins.items())
+    return job.with_columns(columns).of_run(request.upload_id)
+
+
+def _commit(target: WriteTarget, upload_id: str, parts: Sequence[UploadPart], lineage: CommitLineage | None) -> int:
+    """Commit all parts as one version, whose transaction names the upload and the lineage: a repeat finds it."""
     fragments = [FragmentMetadata.from_json(json.dumps(raw)) for part in parts for raw in part.fragments["fragments"]]
     if (contract := target.record.contract) is not None:  # rows of parts are checked again: it may be another one
         found = CheckedRows(contract, rejected=_count_rejected(parts))
         target = replace(target, ctx=structs.replace(target.ctx, checked_rows=found))
     properties = {UPLOAD: upload_id}
-    if source:
-        properties |= CommitLineage("import", upload_id, (LineageSource.of_uri(source),)).to_properties()
+    if lineage is not None:
+        properties |= lineage.to_properties()
     kind = parts[0].fragments["kind"]
     schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(parts[0].fragments["schema"])))
     replacement = lance.Transaction(

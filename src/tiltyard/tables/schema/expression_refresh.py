@@ -23,9 +23,11 @@ from tiltyard.column_refresh.fragment_files import (
 from tiltyard.column_refresh.freshness import ComputedColumn
 from tiltyard.column_refresh.refresh import ColumnRefresh
 from tiltyard.model.branches import Branch
+from tiltyard.model.column_lineage import ColumnOrigin, sql_inputs
 from tiltyard.model.columns.blob_columns import has_blobs
 from tiltyard.model.columns.computed_columns import ExpressionDeclaration, input_columns, read_declaration
 from tiltyard.model.jobs import Job, JobCanceledError, job
+from tiltyard.model.lineage import CommitLineage, JobLineage, LineageSource
 from tiltyard.model.schemas.nested_types import cast_array
 from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.storage.errors import lance_errors
@@ -34,6 +36,7 @@ from tiltyard.storage.writing import commit_next, discard_files, make_files_dura
 from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.query.batch_sizes import batch_options
 from tiltyard.tables.rows.write_target import WriteTarget
+from tiltyard.tables.versions.lineage import add_commit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -108,6 +111,9 @@ class _WorkerHost:
         self._expression = check_expression(declaration.expression, f"expression of '{column}'")
         inputs = input_columns(dataset.schema, self._expression)
         self.column = ComputedColumn.of(dataset, column, inputs, declaration.identity)
+        others = [name for name in dataset.schema.names if name != column]
+        self._origins = (ColumnOrigin(column, sql_inputs(self._expression, others)),)
+        self._name = str(running.payload["arguments"]["table"])
         self._reported = self._computed = 0
 
     @property
@@ -127,12 +133,21 @@ class _WorkerHost:
         return self._ctx.storage.locks.hold(LockKind.COMMITS, self._target.key, self._ctx.settings.conflict_timeout)
 
     def commit(self, dataset: lance.LanceDataset, operation: Any, properties: Mapping[str, str]) -> int | None:
+        lineage = self._lineage(int(dataset.version))
         try:
             with lance_errors(dataset):
-                committed = commit_next(dataset, operation, properties, self._target.commit_route)
+                own = {**properties, **lineage.to_properties()}
+                committed = commit_next(dataset, operation, own, self._target.commit_route)
         except ConcurrentModificationError:
             return None
-        return self._target.finish_commit(committed, is_direct=True)
+        version = self._target.finish_commit(committed, is_direct=True)
+        add_commit(self._ctx, self._target.record, self._target.branch, version, lineage, replaces=False)
+        return version
+
+    def _lineage(self, version: int) -> CommitLineage:
+        """Return the lineage of the commit that is made on a version."""
+        source = LineageSource(self._name, self._target.location, version, self._target.branch.key)
+        return JobLineage("backfill", (source,), self.column.identity, self._origins).of_run(self._job.id)
 
     def fill(
         self,

@@ -26,10 +26,11 @@ from lance_namespace.errors import (
 from tiltyard.catalog.jobs.authorization import authorize_submitter
 from tiltyard.change_feed.table_history import read_transactions
 from tiltyard.model.branches import MAIN
+from tiltyard.model.column_lineage import ColumnInput, ColumnOrigin, Origins, sql_inputs
 from tiltyard.model.columns.blob_columns import has_blobs
 from tiltyard.model.ids import parse_id, table_id
 from tiltyard.model.jobs import Job, JobCanceledError, job
-from tiltyard.model.lineage import RUN_PROPERTY, CommitLineage
+from tiltyard.model.lineage import RUN_PROPERTY, CommitLineage, refresh_lineage
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.views.definitions import LINEAGE_PROPERTY, SourceVersion, ViewDefinition, ViewLineage, query_columns
 from tiltyard.storage.caches.version_cache import CachedVersion
@@ -330,9 +331,16 @@ class _SelectView:
         target = self._target
         rows, base = sum(fragment.num_rows for fragment in written), int(self._dataset.version)
         figures = {**self._figures(mode, reason, source, base + 1, rows), "removed": str(removal.rows)}
-        lineage = ViewLineage({self._name: SourceVersion(self._origin, int(source.version))}, self.definition.digest)
+        read = {self._name: SourceVersion(self._origin, int(source.version))}
+        lineage = ViewLineage(read, self.definition.digest)
+        made_from = refresh_lineage(read, self.definition.digest, self._find_origins(source.schema))
         own = json.dumps({"job": self._job.id, "figures": figures})
-        properties = {LINEAGE_PROPERTY: lineage.to_json(), RUN_PROPERTY: self._job.id, _JOB_PROPERTY: own}
+        properties = {
+            LINEAGE_PROPERTY: lineage.to_json(),
+            **made_from.of_run(self._job.id).to_properties(),
+            RUN_PROPERTY: self._job.id,
+            _JOB_PROPERTY: own,
+        }
         operation = removal.with_rows(written)
         try:
             self._job.progress(stage="commit", rows=figures["rows"])
@@ -348,6 +356,15 @@ class _SelectView:
         target.finish_commit(committed, is_direct=True)
         self._index_lineage(int(figures["version"]), properties)
         return figures
+
+    def _find_origins(self, source: pa.Schema) -> Origins:
+        """Return what the columns of the view are made from, for its lineage."""
+        columns = self._query.columns
+        if columns is None:
+            made = tuple(ColumnOrigin(name, (ColumnInput(0, name),)) for name in source.names)
+        else:
+            made = tuple(ColumnOrigin(name, sql_inputs(text, source.names)) for name, text in columns.items())
+        return (*made, *self._added.origins(made))
 
     def _index_lineage(self, version: int, properties: Mapping[str, str] | None) -> None:
         lineage = CommitLineage.from_properties(properties)

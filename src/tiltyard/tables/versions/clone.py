@@ -12,6 +12,7 @@ from tiltyard.catalog.garbage import hold_folder, stage_folder
 from tiltyard.catalog.mounts.tables import declare, withdrawing
 from tiltyard.context import Context
 from tiltyard.model.branches import MAIN
+from tiltyard.model.column_lineage import WHOLE_COPY
 from tiltyard.model.ids import Id, table_id
 from tiltyard.model.lineage import CommitLineage, LineageSource
 from tiltyard.model.operations import operation
@@ -81,7 +82,7 @@ def add_copy_lineage(
     source = LineageSource(source_uri if path is None else str(Id(path)), source_uri, version)
     catalog.add_lineage(
         LineageRecord.of(
-            CommitLineage(kind, "", (source,)), record.id, MAIN.key, version, replaces=True,
+            CommitLineage(kind, "", (source,), columns=WHOLE_COPY), record.id, MAIN.key, version, replaces=True,
             source_ids=(None if origin is None or path is None else origin.id,), principal=ctx.principal.name,
         )
     )  # fmt: skip

@@ -6,21 +6,18 @@ is derived: a commit can be indexed again, and says itself what it was made from
 
 from __future__ import annotations
 
-from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import lance
 from lance_namespace.errors import (
     InvalidInputError,
-    TableNotFoundError,
+    TableColumnNotFoundError,
     TableVersionNotFoundError,
     TransactionNotFoundError,
 )
 
-from tiltyard.access.authorization import authorize_table, caller_rights, is_administrator
+from tiltyard.access.authorization import authorize_table, is_administrator
 from tiltyard.access.needs import on_table
 from tiltyard.change_feed.table_history import read_transaction
 from tiltyard.model.branches import Branch
@@ -31,27 +28,16 @@ from tiltyard.model.operations import Needs, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
-from tiltyard.store.access.grants import TABLE
 from tiltyard.store.tables.lineage import LineageRecord
 from tiltyard.tables.opening import check_version_number, open_for_reading
+from tiltyard.tables.versions.column_graph import ColumnGraph
+from tiltyard.tables.versions.lineage_graph import Direction, GraphNode, can_use
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tiltyard.context import Context
     from tiltyard.store import TableRecord
 
 MAX_DEPTH = 20
-MAX_NODES = 200
-MAX_RECORDS = 50
-"""Commits of one table, or made from one, that a response has; the newest ones."""
-
-
-class Direction(StrEnum):
-    """Where lineage is followed to: what a table was made from, or what was made from it."""
-
-    UPSTREAM = "upstream"
-    DOWNSTREAM = "downstream"
 
 
 # Recording
@@ -99,15 +85,7 @@ def _find_source(ctx: Context, source: LineageSource) -> int | None:
     record = ctx.store.table_at(location)
     if record is None or record.location != location:
         return None
-    return record.id if _can_use(ctx, record) else None
-
-
-def _can_use(ctx: Context, record: TableRecord) -> bool:
-    """Return whether the caller has `use` on a table, and no policy of it binds the caller."""
-    if is_administrator(ctx):
-        return True
-    rights = caller_rights(ctx)
-    return rights.allow(record, Privilege.USE.value) and rights.effective_policy(record.id) is None
+    return record.id if can_use(ctx, record) else None
 
 
 def _principal_of(ctx: Context, job: str) -> str:
@@ -137,8 +115,9 @@ def describe_lineage(ctx: Context, request: models.DescribeLineageRequest) -> mo
 
     `upstream` (the default of a table) has what the version was made from, `downstream` what was made from it; of a
     version, what was made from it and later ones. Tables that the caller cannot see are nodes of the kind `hidden`,
-    which have no name and end a path. Raises InvalidInputError, TableNotFoundError, NamespaceNotFoundError,
-    TableVersionNotFoundError, TableBranchNotFoundError.
+    which have no name and end a path. Of a `column`, only what it was made from, or was made from it, with the columns
+    of each step. Raises InvalidInputError, TableNotFoundError, NamespaceNotFoundError, TableVersionNotFoundError,
+    TableBranchNotFoundError, TableColumnNotFoundError.
     """
     if (request.id is None) == (request.uri is None):
         raise InvalidInputError("Name a table by its id, or a file or folder by its uri, and not both.")
@@ -147,20 +126,42 @@ def describe_lineage(ctx: Context, request: models.DescribeLineageRequest) -> mo
     depth = DEFAULT_DEPTH if request.depth is None else request.depth
     if not 1 <= depth <= MAX_DEPTH:
         raise InvalidInputError(f"depth is {depth}: it is at least 1, and at most {MAX_DEPTH}.")
+    if request.column is not None and not 0 < len(request.column) <= MAX_NAME:
+        raise InvalidInputError(
+            f"column has {len(request.column)} characters: it has at least one, at most {MAX_NAME}."
+        )
     if request.uri is not None:
         return _describe_uri(ctx, request, direction, depth)
     path, branch = table_id(request.id), Branch.parse(request.branch)
     _check_exists(ctx, path, branch, request.version)
-    graph = _Graph(ctx)
+    if request.column is not None:
+        _check_column(ctx, path, branch, request.column)
+    graph = ColumnGraph(ctx)
     start = graph.add_table(ctx.find_table(path).id, branch.key, 0)
-    graph.follow(start, direction, depth, request.version)
+    return _follow(graph, start, direction, depth, request)
+
+
+def _follow(
+    graph: ColumnGraph, start: GraphNode, direction: Direction, depth: int, request: models.DescribeLineageRequest
+) -> models.DescribeLineageResponse:
+    if request.column is None:
+        graph.follow(start, direction, depth, request.version)
+    else:
+        graph.follow_column(start, request.column, direction, depth, request.version)
     return graph.response()
+
+
+def _check_column(ctx: Context, path: Id, branch: Branch, column: str) -> None:
+    """Raise TableColumnNotFoundError for a column that the table does not have now."""
+    names = open_for_reading(ctx, path, branch=branch).dataset.schema.names
+    if column not in names:
+        raise TableColumnNotFoundError(f"The table has no column '{column}': lineage is of whole columns, by name.")
 
 
 def _check_exists(ctx: Context, path: Id, branch: Branch, version: int | None) -> None:
     """Raise TableBranchNotFoundError, or TableVersionNotFoundError for a version that is still to come.
 
-    One that was removed has its lineage. A table is opened only where a branch or a version is named.
+    One that was removed has its lineage. A table is opened only where a branch, a version or a column is named.
     """
     if version is not None:
         check_version_number(version)
@@ -179,138 +180,5 @@ def _describe_uri(
     uri = strip_credentials(request.uri or "").rstrip("/")
     if not 0 < len(uri) <= MAX_NAME:
         raise InvalidInputError(f"uri has {len(uri)} characters: it has at least one, and at most {MAX_NAME}.")
-    graph = _Graph(ctx)
-    graph.follow(graph.add_uri(uri, 0), direction, depth, None)
-    return graph.response()
-
-
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """A node from which lineage is followed: a table's branch, or a file or folder."""
-
-    key: str
-    depth: int
-    table_id: int | None = None
-    branch: str = ""
-    uri: str = ""
-
-
-@dataclass(slots=True)
-class _Graph:
-    """The nodes and edges of a response, as far as the caller sees them."""
-
-    ctx: Context
-    nodes: dict[str, models.LineageNode] = field(default_factory=dict)
-    edges: dict[tuple[Any, ...], models.LineageEdge] = field(default_factory=dict)
-    is_truncated: bool = False
-    _keys: dict[tuple[int, str], str] = field(default_factory=dict)
-    _starts: deque[tuple[_Start, int | None]] = field(default_factory=deque)
-
-    def follow(self, start: _Start, direction: Direction, depth: int, version: int | None) -> None:
-        """Follow lineage breadth first, at most `depth` steps from the start, up to MAX_NODES nodes."""
-        self._starts.append((start, version))
-        while self._starts:
-            node, at_version = self._starts.popleft()
-            if node.depth == depth:
-                self.is_truncated = self.is_truncated or bool(self._records(node, direction, None, 1))
-            elif direction is Direction.UPSTREAM:
-                self._add_sources(node, self._read(node, direction, at_version))
-            else:
-                self._add_targets(node, self._read(node, direction, at_version), at_version)
-
-    def add_table(self, number: int, branch: str, depth: int) -> _Start:
-        """Add the node of a table; return it."""
-        key = self._keys.get((number, branch))
-        if key is None:
-            node = self._describe_table(number, branch, depth)
-            key = self._keys[number, branch] = node.key
-            self.nodes[key] = node
-        return _Start(key, self.nodes[key].depth, number, branch)
-
-    def add_uri(self, uri: str, depth: int) -> _Start:
-        """Add the node of a file or folder; return it."""
-        key = f"uri:{uri}"
-        self.nodes.setdefault(key, models.LineageNode(key=key, kind="uri", uri=uri, depth=depth))
-        return _Start(key, self.nodes[key].depth, uri=uri)
-
-    def response(self) -> models.DescribeLineageResponse:
-        """Return the response."""
-        return models.DescribeLineageResponse(
-            nodes=list(self.nodes.values()), edges=list(self.edges.values()), is_truncated=self.is_truncated
-        )
-
-    def _describe_table(self, number: int, branch: str, depth: int) -> models.LineageNode:
-        try:
-            record = self.ctx.store.table_by_id(number)
-        except TableNotFoundError:
-            return models.LineageNode(key=f"dropped:{len(self.nodes)}", kind="dropped", depth=depth)
-        path = self.ctx.store.object_path(TABLE, number)
-        if path is None or not _can_use(self.ctx, record):
-            return models.LineageNode(key=f"hidden:{len(self.nodes)}", kind="hidden", depth=depth)
-        name = Id(path)
-        key = f"table:{name}" + (f"@{branch}" if branch else "")
-        return models.LineageNode(key=key, kind="table", id=list(name), branch=branch or None, depth=depth)
-
-    def _read(self, node: _Start, direction: Direction, version: int | None) -> Sequence[LineageRecord]:
-        records = self._records(node, direction, version, MAX_RECORDS + 1)
-        self.is_truncated = self.is_truncated or len(records) > MAX_RECORDS
-        return records[:MAX_RECORDS]
-
-    def _records(self, node: _Start, direction: Direction, version: int | None, limit: int) -> Sequence[LineageRecord]:
-        store = self.ctx.store
-        if node.table_id is None:
-            return store.lineage_from_place(node.uri, limit) if direction is Direction.DOWNSTREAM else ()
-        if direction is Direction.UPSTREAM:
-            return store.lineage_of(node.table_id, node.branch, version, limit)
-        return store.lineage_from_table(node.table_id, node.branch, limit)
-
-    def _add_sources(self, node: _Start, records: Sequence[LineageRecord]) -> None:
-        for record in records:
-            for source, number in zip(record.sources, record.source_ids, strict=True):
-                before = len(self.nodes)
-                if before >= MAX_NODES:
-                    self.is_truncated = True
-                    return
-                found = (
-                    self.add_uri(source.name, node.depth + 1)
-                    if number is None
-                    else self.add_table(number, source.branch, node.depth + 1)
-                )
-                self._add_edge(found, node, record, source.version)
-                if len(self.nodes) > before and self.nodes[found.key].kind == "table":
-                    self._starts.append((found, source.version))
-
-    def _add_targets(self, node: _Start, records: Sequence[LineageRecord], version: int | None) -> None:
-        for record in records:
-            read = _version_read(record, node)
-            if version is not None and read is not None and read < version:
-                continue
-            before = len(self.nodes)
-            if before >= MAX_NODES:
-                self.is_truncated = True
-                return
-            found = self.add_table(record.table_id, record.branch, node.depth + 1)
-            kind = self.nodes[found.key].kind
-            if kind == "dropped" or (kind == "hidden" and node.table_id is None):  # who else read a file is hidden, too
-                del self.nodes[found.key]
-                del self._keys[record.table_id, record.branch]
-                continue
-            self._add_edge(node, found, record, read)
-            if len(self.nodes) > before and self.nodes[found.key].kind == "table":
-                self._starts.append((found, None))
-
-    def _add_edge(self, source: _Start, target: _Start, record: LineageRecord, read: int | None) -> None:
-        edge = models.LineageEdge(source=source.key, target=target.key)
-        if self.nodes[target.key].kind == "table":
-            edge.source_version, edge.version = read, record.version
-            edge.job_kind, edge.job_id, edge.code = record.kind, record.job, record.code or None
-            edge.principal, edge.created_at_millis = record.principal, record.created_at
-        self.edges.setdefault((source.key, target.key, record.edge), edge)
-
-
-def _version_read(record: LineageRecord, node: _Start) -> int | None:
-    """Return the version of a table that a commit was made from."""
-    for source, number in zip(record.sources, record.source_ids, strict=True):
-        if number == node.table_id and source.branch == node.branch:
-            return source.version
-    return None
+    graph = ColumnGraph(ctx)
+    return _follow(graph, graph.add_uri(uri, 0), direction, depth, request)

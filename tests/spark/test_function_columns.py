@@ -21,6 +21,7 @@ from lancedb.exceptions import JobCancelledError
 from lancedb.remote.errors import HttpError
 from lancedb.secrets import EnvVarSecret
 
+import tiltyard
 from tests.access.scenes import Admin
 from tests.functions import definitions
 from tests.services.secured import Secured, kept_lines, secured_server
@@ -58,6 +59,15 @@ def db(secured: Secured) -> Any:
 
 def connect(secured: Secured, name: str) -> Any:
     return lancedb.connect("db://tilt", api_key=secured.keys[name], host_override=secured.url)
+
+
+def test_functions_are_listed_ready_made_and_registered(secured: Secured, db: Any) -> None:
+    assert db is not None  # which registers them
+    lake = tiltyard.connect(secured.url, api_key=secured.keys["administrator"])
+    found = {each.name: each for each in lake.namespace("fn").functions()}
+    assert (found["fn.twice"].kind, found["fn.twice"].version) == ("registered", "1")
+    assert len(found["fn.twice"].digest) == 64 and found["embed_image"].kind == "ready-made"
+    assert [each.name for each in lake.functions() if each.kind == "registered"] == []
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from lance_namespace.errors import InvalidInputError, TableAlreadyExistsError
 from tiltyard.lake.arguments import Names, check_moment, list_names, present
 from tiltyard.lake.display import render_table
 from tiltyard.lake.errors import translate
+from tiltyard.lake.functions import ListedFunction, list_lake_functions
 from tiltyard.lake.lineage import Lineage, read_lineage
 from tiltyard.lake.operations.guesses import LAKE_GUESSES, Guess, Guessing
 from tiltyard.lake.operations.rebuild import Rebuild, plan_rebuild
@@ -173,6 +174,13 @@ class LakeNamespace(Guessing):
         Raises NamespaceNotFoundError.
         """
         return [format_id((*self.path, name)) for name in self._list("ListNamespaces", "namespaces")]
+
+    def functions(self) -> list[ListedFunction]:
+        """Return the functions of columns: the ready-made ones, and each version of those that are registered in it.
+
+        Raises NamespaceNotFoundError.
+        """
+        return list_lake_functions(self._lake.calls, self.path)
 
     def create(self, *, exist_ok: bool = False) -> LakeNamespace:
         """Create the namespace; return it. Raises NamespaceAlreadyExistsError unless `exist_ok`."""

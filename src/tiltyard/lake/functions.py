@@ -9,19 +9,58 @@ import base64
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.functions.ready_made import ReadyMade
+from tiltyard.functions.ready_made import ReadyMade, list_functions
+from tiltyard.model.typed_ids import format_id
 from tiltyard.pipeline.functions.row_functions import RowFunction, parse_row_function
 from tiltyard.pipeline.functions.user_functions import PICKLE_PREFIX
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from tiltyard.calls.caller import Caller
+
+
+@dataclass(frozen=True, slots=True)
+class ListedFunction:
+    """A function of columns: a `ready-made` one, or one that is `registered` in a namespace, by its id, each version.
+
+    `digest` is that of what decides its values; `missing` are packages that a ready-made one lacks here.
+    """
+
+    name: str
+    kind: Literal["ready-made", "registered"]
+    version: str
+    digest: str
+    about: str
+    missing: tuple[str, ...] = ()
+
+
+def list_lake_functions(calls: Caller, path: Sequence[str]) -> list[ListedFunction]:
+    """Return the ready-made functions, and those that are registered in a namespace. Raises NamespaceNotFoundError."""
+    ready = [
+        ListedFunction(
+            each.name, "ready-made", str(each.version), each.digest, inspect.cleandoc(each.__doc__).partition("\n")[0],
+            tuple(each.missing_packages),
+        )
+        for each in list_functions()
+    ]  # fmt: skip
+    registered = [
+        ListedFunction(
+            format_id((*path, entry["name"])), "registered", entry["definition"]["version"],
+            entry["definition"]["image"]["manifest_digest"].removeprefix("sha256:"), "",
+        )
+        for entry in calls.entries("ListFunctions", "functions", id=list(path))
+    ]  # fmt: skip
+    return ready + registered
+
 
 Function: TypeAlias = "str | Callable[..., Any]"
 """A function of batches, or for columns one of a row's values, whose hints name columns and types (`title: str`): the

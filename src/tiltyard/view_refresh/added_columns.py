@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 import lance
 import pyarrow as pa
 
-from tiltyard.model.column_lineage import ColumnOrigin, Origins, sql_inputs
+from tiltyard.model.column_lineage import ColumnOrigin, Origins, function_origins, sql_inputs
 from tiltyard.model.columns.blob_columns import is_stored_as_read
 from tiltyard.model.columns.computed_columns import ExpressionDeclaration, read_declaration
 from tiltyard.model.refusals import RefusedError
@@ -99,11 +99,16 @@ class AddedColumns:
         return cls(view, *_stages(view, sources, inputs, left_null))
 
     def origins(self, made: Origins) -> Origins:
-        """Return what the columns of SQL are made from, for the lineage; `made` has that of the query's columns."""
+        """Return what these columns are made from, for the lineage; `made` has that of the query's columns."""
         known = {origin.column: origin.inputs for origin in made}
-        for name, expression in ((name, text) for stage in self.stages for name, text in stage.items()):
-            read = sql_inputs(expression, (other for other in self.view.names if other != name))
-            inputs = (each.then(step.how) for step in read for each in known.get(step.column, ()))
+        for name, source in ((name, source) for stage in self.stages for name, source in stage.items()):
+            if isinstance(source, str):
+                read = sql_inputs(source, (other for other in self.view.names if other != name))
+            else:
+                declaration = read_declaration(self.view.field(name).metadata)
+                identity = "" if declaration is None else declaration.identity
+                read = function_origins(self.view.names, source.inputs, [(name, identity)])[0].inputs
+            inputs = (each.then(step.how, step.code) for step in read for each in known.get(step.column, ()))
             known[name] = tuple(dict.fromkeys(inputs))
         return tuple(ColumnOrigin(name, known[name]) for stage in self.stages for name in stage)
 

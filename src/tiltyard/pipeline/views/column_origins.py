@@ -10,6 +10,8 @@ from tiltyard.model.column_lineage import Origins, ReadColumns
 from tiltyard.model.lineage import digest_code
 from tiltyard.model.views.definitions import ViewDefinition, ViewKind, query_columns
 from tiltyard.pipeline.functions.call_policy import PLAIN_POLICY
+from tiltyard.pipeline.views.computed_columns import column_functions, find_code
+from tiltyard.pipeline.views.computed_values import ViewColumn
 from tiltyard.pipeline.views.row_writer import parse_view_code
 from tiltyard.pipeline.views.tasks import Chunker
 from tiltyard.view_refresh.added_columns import AddedColumns
@@ -23,7 +25,11 @@ def view_origins(
         return None
     schema = pa.schema([view.field(name) for name in query_columns(view)])
     made = _made_by_query(schema, definition, query, read)
-    return made if made is None else (*made, *AddedColumns.of(view).origins(made))
+    if made is None:
+        return None
+    functions = column_functions(find_code(definition, view), view, PLAIN_POLICY)
+    added = AddedColumns.of(view, code={name: ViewColumn(each) for name, each in functions.items()})
+    return (*made, *added.origins(made))
 
 
 def _made_by_query(

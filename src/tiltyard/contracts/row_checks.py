@@ -21,6 +21,8 @@ from tiltyard.model.refusals import RefusedError
 
 ROW_KINDS = ("not_null", "between", "in_set", "matches", "expect")
 """Kinds of checks that each row passes or fails by itself."""
+_MAX_PLAIN_BYTES = 32 << 20
+"""Bytes of the values of dictionaries that are made plain at a time."""
 _AGE = re.compile(r"(\d{1,6})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -34,6 +36,7 @@ class RowCheck(Protocol):
     def kind(self) -> str: ...
     @property
     def arguments(self) -> tuple[str, ...]: ...
+    def columns_of(self, schema: pa.Schema) -> tuple[str, ...]: ...
 
 
 def failing_rows(checks: Sequence[RowCheck], rows: pa.Table) -> list[pa.ChunkedArray]:
@@ -41,9 +44,36 @@ def failing_rows(checks: Sequence[RowCheck], rows: pa.Table) -> list[pa.ChunkedA
 
     Raises RefusedError for a condition that cannot be computed on these rows.
     """
-    rows = _without_dictionaries(rows)
+    read = rows.select(list(dict.fromkeys(name for check in checks for name in check.columns_of(rows.schema))))
+    step = _rows_at_once(read)
+    if step >= read.num_rows:
+        return _failing_rows(checks, _without_dictionaries(read))
+    parts = [
+        _failing_rows(checks, _without_dictionaries(read.slice(start, step))) for start in range(0, read.num_rows, step)
+    ]
+    columns = zip(*parts, strict=True)
+    return [pa.chunked_array([chunk for part in column for chunk in part.chunks]) for column in columns]
+
+
+def _failing_rows(checks: Sequence[RowCheck], rows: pa.Table) -> list[pa.ChunkedArray]:
     expected = iter(_failing_expectations([check for check in checks if check.kind == "expect"], rows))
     return [next(expected) if check.kind == "expect" else _FAILING[check.kind](check, rows) for check in checks]
+
+
+def _rows_at_once(rows: pa.Table) -> int:
+    """Return of how many rows the values of dictionaries are made plain at a time, which repeat what they are of."""
+    longest: int = 1
+    for column in rows.columns:
+        if not pa.types.is_dictionary(column.type) or not _has_length(column.type.value_type):
+            continue
+        lengths = [pc.max(pc.binary_length(chunk.dictionary)).as_py() or 0 for chunk in column.chunks]
+        longest += max(lengths, default=0)
+    return max(1, _MAX_PLAIN_BYTES // longest)
+
+
+def _has_length(dtype: pa.DataType) -> bool:
+    kinds = pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary
+    return any(is_kind(dtype) for is_kind in kinds)
 
 
 def _without_dictionaries(rows: pa.Table) -> pa.Table:

@@ -24,6 +24,8 @@ from tests.tables.served import ask, models, run_concurrently
 
 from tiltyard.catalog.grants import grant_privileges
 from tiltyard.catalog.policies import set_table_policy
+from tiltyard.contracts import row_checks
+from tiltyard.contracts.checks import parse_check
 from tiltyard.contracts.contract import PROPERTY
 from tiltyard.model.principals import Principal
 from tiltyard.tables.contracts import declaration, enforcement
@@ -496,3 +498,18 @@ def test_dictionaries_are_checked_by_their_values(server: Server) -> None:
         with pytest.raises(TableSchemaValidationError, match="word = 'bb'"):
             update_table(server.ctx, update)
         insert(server, body(words("a", None)), name=f"d{number}", mode="overwrite")
+
+
+def test_long_values_of_dictionaries_are_made_plain_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, make_plain = [], row_checks._without_dictionaries
+
+    def measured(rows: pa.Table) -> pa.Table:
+        plain.append(make_plain(rows))
+        return plain[-1]
+
+    monkeypatch.setattr(row_checks, "_without_dictionaries", measured)
+    values = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0] * 500, pa.int32()), pa.array(["a" * 200_000, "b"]))
+    (failing,) = row_checks.failing_rows([parse_check("matches(word, b)")], pa.table({"word": values, "other": values}))
+    assert failing.to_pylist() == [True, False, True] * 500
+    assert max(rows.nbytes for rows in plain) < 40 << 20  # of 200 MB
+    assert sum(rows.num_rows for rows in plain) == 1500

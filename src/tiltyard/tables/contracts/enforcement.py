@@ -25,11 +25,14 @@ from tiltyard.contracts.contract import Clients, Contract, Level, describe_row
 from tiltyard.contracts.row_checks import failing_rows, first_failing
 from tiltyard.model.branches import Branch
 from tiltyard.model.refusals import RefusedError
+from tiltyard.storage.caches.version_cache import CachedVersion
+from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifests.manifest_rows import compare_rows, count_rows, field_numbers
 from tiltyard.tables.commits.staged_manifests import open_staged, read_manifest
 from tiltyard.tables.contracts.errors import ContractError
 from tiltyard.tables.keys.errors import may_see_rows
 from tiltyard.tables.opening import read_fragments
+from tiltyard.tables.query.batch_sizes import batch_options
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -164,4 +167,6 @@ def read_rows(
     dataset: lance.LanceDataset, columns: Sequence[str], fragments: Collection[int] | None = None
 ) -> Iterator[pa.Table]:
     """Yield the rows of some fragments, None for all, in batches. Raises what Lance raises, translated."""
-    return read_fragments(dataset, columns, fragments, BATCH_ROWS)
+    with lance_errors(dataset):
+        options = batch_options(CachedVersion(dataset), list(columns), {})
+    return read_fragments(dataset, columns, fragments, min(BATCH_ROWS, options.get("batch_size", BATCH_ROWS)))

@@ -17,13 +17,12 @@ from lance_namespace.errors import InvalidInputError
 from msgspec import structs
 
 from tiltyard.contracts.checked_rows import CheckedRows
-from tiltyard.contracts.checks import validate_checks
 from tiltyard.contracts.contract import Contract, Level
 from tiltyard.contracts.rejects import FOLDER, ROWS_PER_FILE, encode_reject
 from tiltyard.contracts.row_checks import split_failing
 from tiltyard.model.refusals import RefusedError
 from tiltyard.storage.errors import lance_errors, may_have_committed
-from tiltyard.tables.contracts.enforcement import BATCH_ROWS, check_table, hide_reason
+from tiltyard.tables.contracts.enforcement import BATCH_ROWS, check_table, hide_reason, validate_types
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -64,7 +63,7 @@ class IncomingContract:
         checks = contract.row_checks(Level.REJECT) if only_rejects else contract.row_checks()
         here = [each for each in checks if set(each.check.columns_of(table)) <= set(rows.names)]
         try:
-            validate_checks([each.check for each in here], rows)
+            validate_types(here, rows)
         except RefusedError as error:
             raise InvalidInputError(str(error)) from error
         is_complete = len(here) == len(checks) and not only_rejects

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from functools import cache
 from typing import Any
 
 
+@cache
 def prepare_moto() -> None:
-    """Let conditional puts exclude each other, and look for the names of moto's services once.
+    """Let conditional puts exclude each other, and look for the names of moto's services once; do so once a process.
 
     moto looks whether an object is there, and then puts it: of two conditional puts at once both succeeded. And it
     lists its own folder twice for each request, which took a third of the processor's time of each.

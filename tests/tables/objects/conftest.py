@@ -12,6 +12,7 @@ import lance
 import pytest
 from bench.s3_proxy import S3Proxy
 from moto.server import ThreadedMotoServer
+from tests.services.moto_server import prepare_moto
 
 from tiltyard.bootstrap import open_services
 from tiltyard.config import Settings
@@ -22,6 +23,7 @@ from tiltyard.tables.commits import process_state
 
 @pytest.fixture(scope="module")
 def options() -> Iterator[dict[str, str]]:
+    prepare_moto()
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     _, port = server.get_host_and_port()

@@ -232,7 +232,7 @@ def test_contract_that_cannot_hold_is_refused(table: Server) -> None:
         "expect(price >= 0) OR (true)": "brackets",
         "expect(price >= 0 --)": "comment",
         "expect(read_csv(kind) > 0)": "read_csv",
-        "between(price, a, b)": "",
+        "between(price, a, b)": "between",
         "not_null(nothing)": "no column 'nothing'",
         "unique(id)": "primary key",
         "freshness(price, 2d)": "neither a date",

@@ -117,6 +117,19 @@ def test_search_shows_only_the_fields_of_its_way(viewer: Viewer) -> None:
 
 
 @pytest.mark.extended
+def test_lineage_of_a_chosen_column_is_shown_beside_the_choice(viewer: Viewer) -> None:
+    page = viewer.open("table/cinema/films")
+    page.get_by_role("heading", name="Lineage").scroll_into_view_if_needed()
+    choice = page.get_by_label("Of", exact=True)
+    choice.wait_for()
+    choice.focus()
+    choice.select_option("title")
+    page.locator("#lineage-path code", has_text="title").first.wait_for()
+    assert page.evaluate("document.activeElement.id") == "lineage-column"
+    viewer.check_accessible()
+    viewer.check_fits()
+
+
 def test_row_leads_to_rows_like_it(viewer: Viewer) -> None:
     page = viewer.open("rows/cinema/films?size=25")
     page.get_by_role("link", name="more like this").first.click()

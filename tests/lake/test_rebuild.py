@@ -16,6 +16,7 @@ from lance_namespace.errors import InvalidInputError, TableNotFoundError
 
 import tiltyard
 from tests.services.server import ServerProcess
+from tiltyard.calls.caller import Caller
 from tiltyard.cli import main
 from tiltyard.lake import Rebuild
 from tiltyard.lake.lineage import Lineage, LineageEdge, LineageNode
@@ -116,6 +117,13 @@ def test_run_makes_all_again_in_order_and_goes_on_after_a_failure(
     assert lake.table(f"{name}.both").to_arrow().sort_by("id")["word"].to_pylist() == ["a", "bbb", "cccc"]
     with pytest.raises(InvalidInputError, match="is the rebuild of"):
         lake.rebuild(f"{name}.late", state=state)
+    forged = plan.steps[0]
+    forged.status = "planned"
+    call = Caller.call
+    with monkeypatch.context() as patch:
+        patch.setattr(Caller, "call", lambda self, name, **fields: call(self, name, **fields) | {"principal": "ann"})
+        with pytest.raises(InvalidInputError, match="asked for by somebody else"):
+            plan.run()
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(InvalidInputError, match="is no rebuild"):
         lake.rebuild(f"{name}.late", state=tmp_path / "broken.json")

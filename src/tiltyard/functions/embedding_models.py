@@ -141,7 +141,9 @@ class _SentenceTransformer:
     def __init__(self, files: ModelFiles) -> None:
         package: Any = import_package("sentence_transformers", "sentence-transformers")
         self._model = package.SentenceTransformer(str(files.folder), device=torch_device(), local_files_only=True)
-        self.dimensions = int(self._model.get_sentence_embedding_dimension())
+        model = self._model  # the method has another name since version 6
+        named = getattr(model, "get_embedding_dimension", None) or model.get_sentence_embedding_dimension
+        self.dimensions = int(named())
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         import numpy as np  # noqa: PLC0415  # see above

@@ -147,6 +147,8 @@ class Rebuild:
         if step.action == "backfill":
             return Table(self._lake, path).backfill(step.column, wait=False, submit=submit)
         job = self._lake.calls.call("DescribeJob", id=[step.job])["job"]
+        if job.get("asked_by") != self._lake.calls.call("WhoAmI")["principal"]:  # a file of the state may say anything
+            raise InvalidInputError(f"The job {step.job} was asked for by somebody else, who has to repeat it.")
         arguments = dict(job["arguments"])
         if "table" in arguments:
             arguments["table"] = to_table_argument(step.table)

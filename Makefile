@@ -13,9 +13,9 @@ SPEC_FOLDER := ../shared/spec
 SECONDS ?= 600
 # Tests start Python by the hundred: where it may not keep what it has compiled, each start compiles all again.
 export PYTHONDONTWRITEBYTECODE :=
-# Tests wait for processes that start, for leases and pauses, more than they compute: three for each processor.
+# Tests wait for processes that start, for leases and pauses, more than they compute: four for each processor.
 PROCESSORS := $(shell getconf _NPROCESSORS_ONLN)
-PROCESSES ?= $(shell echo $$((3 * $(PROCESSORS))))
+PROCESSES ?= $(shell echo $$((4 * $(PROCESSORS))))
 PYTEST := $(BIN)/python -m pytest --dist loadscope --no-loadscope-reorder --max-worker-restart 1 --numprocesses
 LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--group build --extra demo --extra spark --custom-compile-command "make lock" --quiet

@@ -115,7 +115,9 @@ def databases(request: pytest.FixtureRequest) -> Iterator[Callable[[], list[str]
 def test_every_point_is_tested() -> None:
     assert {*COMMIT_POINTS, *OTHER_POINTS} == set(Point)
     tests = Path(__file__).parents[1]
-    assert all(point in (tests / file).read_text() for point, file in OTHER_POINTS.items())
+    for point, file in OTHER_POINTS.items():
+        text = (tests / file).read_text()
+        assert point in text or f"Point.{point.name}" in text, (point, file)
 
 
 @pytest.mark.parametrize("point", COMMIT_POINTS)

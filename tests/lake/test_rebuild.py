@@ -45,6 +45,10 @@ def name(request: pytest.FixtureRequest, lake: tiltyard.Lake, tmp_path: Path) ->
     raw, late, both = (namespace.table(each) for each in ("raw", "late", "both"))
     raw.ingest(write(tmp_path, "aa", "bb"))
     late.ingest(pa.table({"id": [0], "word": [""]}))
+
+    def letters(word: str) -> int:  # of no module, which Spark's workers would have to find
+        return len(word)
+
     late.add_column("length", letters)
     late.upsert(raw.dataset().uri, on="id", format="lance")
     late.backfill("length")
@@ -61,10 +65,6 @@ def name(request: pytest.FixtureRequest, lake: tiltyard.Lake, tmp_path: Path) ->
 def write(folder: Path, *words: str) -> Path:
     pq.write_table(pa.table({"id": range(len(words)), "word": words}), folder / "raw.parquet")
     return folder / "raw.parquet"
-
-
-def letters(word: str) -> int:
-    return len(word)
 
 
 def shown(plan: Rebuild) -> list[tuple[str, str, str]]:

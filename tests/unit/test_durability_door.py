@@ -32,6 +32,7 @@ MADE_DURABLE_BY = {
     "catalog/functions/functions.py": ("make_durable", ""),
     "tables/schema/select_views.py": ("write_rows", "that makes them durable"),
     "tables/rows/create.py": ("make_durable", ""),
+    "tables/contracts/incoming_rows.py": ("make_durable", ""),
     "tables/versions/tags.py": ("changing_reference", ""),
     "tables/versions/snapshots.py": ("changing_reference", ""),
     "tables/versions/branches.py": ("changing_reference", ""),

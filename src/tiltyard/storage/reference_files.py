@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
 from tiltyard.runtime.durability import MISSING, describe_fault
@@ -26,6 +27,32 @@ log = logging.getLogger("tiltyard.storage")
 
 _SETTLED_MS = 500
 """Files that changed more recently are waited for: whoever copies a table there may be writing them."""
+
+_MAX_LISTINGS = 20
+"""How often tags or branches are listed until none of them is deleted meanwhile."""
+_GONE = re.compile(r"Not found: \S*_refs/")
+"""What Lance says of a file that it has found in a list, and that is not there any more when it is read."""
+
+
+class References(Protocol):
+    """The tags, or the branches, of a dataset."""
+
+    def list(self) -> dict[str, Any]: ...
+
+
+def list_references(references: References) -> dict[str, Any]:
+    """Return all tags, or all branches other than main, by name. Raises what Lance raises.
+
+    Lance fails where one is deleted between its list of the files and its reading of that one: then all are read again.
+    """
+    tries = 0
+    while True:
+        try:
+            return dict(references.list())
+        except (OSError, ValueError) as error:
+            tries += 1
+            if tries == _MAX_LISTINGS or not _GONE.search(str(error)):
+                raise
 
 
 class ReferenceFiles:

@@ -19,7 +19,7 @@ from tiltyard.tables.upkeep.garbage import CollectOptions, collect
 from tiltyard.tables.versions.branches import create_table_branch
 from tiltyard.tables.versions.clone import clone_table
 from tiltyard.tables.versions.removal_turns import OLD_VERSIONS
-from tiltyard.tables.versions.tags import create_table_tag, update_table_tag
+from tiltyard.tables.versions.tags import create_table_tag, list_table_tags, update_table_tag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -148,3 +148,24 @@ def manifest(location: str, version: int) -> str:
 def is_of(name: str, version: int) -> bool:
     number = name.removesuffix(".manifest")
     return number.isdigit() and int(number) in (version, 2**64 - 1 - version)
+
+
+def test_tags_and_branches_are_listed_while_others_come_and_go(server: Server) -> None:
+    tag(server, "stays", 1)
+    ended = threading.Event()
+
+    def churn() -> None:
+        dataset = server.open("t")
+        while not ended.is_set():
+            dataset.tags.create("goes", 1)
+            dataset.tags.delete("goes")
+
+    with ThreadPoolExecutor(1) as pool:
+        churning = pool.submit(churn)
+        try:
+            for _ in range(300):
+                listed = list_table_tags(server.ctx, ask(models.ListTableTagsRequest, id="t"))
+                assert set(listed.tags) in ({"stays"}, {"stays", "goes"})
+        finally:
+            ended.set()
+        churning.result()

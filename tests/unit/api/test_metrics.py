@@ -38,6 +38,12 @@ class _NoStore:
     def list_jobs(self, *_: object) -> list[object]:
         return []
 
+    def clock(self) -> int:
+        return 0
+
+    def list_table_ages(self) -> list[object]:
+        return []
+
     def gauges(self) -> dict[str, float]:
         return {}
 

@@ -12,6 +12,7 @@ from lance_namespace.errors import LanceNamespaceError
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifests.manifest_format import NamingScheme, manifest_name, versions_folder
+from tiltyard.storage.reference_files import list_references
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,7 +155,7 @@ class SharedSnapshot:
 def _branch_contents(dataset: lance.LanceDataset, branch: Branch) -> Any:
     """Return what Lance stores of a branch when it is created; None for a branch that is gone."""
     with lance_errors(dataset):
-        return dataset.branches.list().get(branch.name)
+        return list_references(dataset.branches).get(branch.name)
 
 
 def _latest_files(dataset: lance.LanceDataset, location: str, branch: Branch) -> _LatestFiles:

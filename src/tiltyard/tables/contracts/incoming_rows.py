@@ -118,6 +118,7 @@ class IncomingContract:
         path = f"{location}/{FOLDER}/{self._name}-{len(self._files)}.jsonl"
         with lance_errors(location):
             self.target.ctx.storage.files(location).write_if_not_exists(path, b"".join(self._parked))
+        self.target.ctx.storage.make_durable([path])
         self._files.append(path)
         self._parked.clear()
 

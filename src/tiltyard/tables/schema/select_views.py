@@ -36,6 +36,7 @@ from tiltyard.model.views.definitions import LINEAGE_PROPERTY, SourceVersion, Vi
 from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.storage.errors import lance_errors, may_have_committed
 from tiltyard.storage.locks import LockKind
+from tiltyard.storage.reference_files import list_references
 from tiltyard.storage.writing import commit_next, discard, discard_transaction, write_rows
 from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.lance_sql.select_queries import SelectQuery, VectorDedup, parse_select
@@ -384,7 +385,7 @@ class _SelectView:
 
 def _branch_origin(location: str, dataset: lance.LanceDataset, branch: Branch) -> str:
     """Return the folder of a branch with what Lance identifies the branch by."""
-    identifier = dataset.branches.list()[branch.name]["branch_identifier"]
+    identifier = list_references(dataset.branches)[branch.name]["branch_identifier"]
     return f"{branch.base(location)}#{json.dumps(identifier)}"
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifests.manifest_format import FINAL_NAME, versions_folder
+from tiltyard.storage.reference_files import list_references
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -128,7 +129,7 @@ def open_branches(ctx: Context, location: str) -> dict[Branch, lance.LanceDatase
     main = ctx.storage.datasets.open_for_writing(location, ctx.storage.options(location))
     ctx.storage.manifests.check_references(location)
     with lance_errors(main):
-        branches = [Branch.parse(name) for name in sorted(main.branches.list(), key=len, reverse=True)]
+        branches = [Branch.parse(name) for name in sorted(list_references(main.branches), key=len, reverse=True)]
         for branch in (MAIN, *branches):
             ctx.storage.manifests.check_history(location, branch)
         return {MAIN: main, **{branch: main.checkout_version((branch.lance_name, None)) for branch in branches}}

@@ -22,6 +22,7 @@ from tiltyard.runtime.process import wall_clock
 from tiltyard.storage.errors import IncompleteFileError, lance_errors
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifests.manifest_format import FINAL_NAME, branch_file
+from tiltyard.storage.reference_files import list_references
 from tiltyard.tables.opening import open_for_reading, open_for_writing
 from tiltyard.tables.versions.records import delete_branch_records
 from tiltyard.tables.versions.removal_turns import confirm_reference
@@ -108,8 +109,7 @@ def branches_of(ctx: Context, table: OpenTable) -> Mapping[str, Any]:
     """Return all branches other than main, by name."""
     ctx.storage.manifests.check_references(table.record.location)
     with lance_errors(table.dataset):
-        branches: Mapping[str, Any] = table.dataset.branches.list()
-        return branches
+        return list_references(table.dataset.branches)
 
 
 def _contents(branch: Any) -> models.BranchContents:

@@ -12,6 +12,7 @@ from lance_namespace.errors import InvalidTableStateError, TableVersionNotFoundE
 
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.reference_files import list_references
 from tiltyard.store.tables.versions import subtract
 from tiltyard.tables.versions.records import stored_versions
 
@@ -44,7 +45,7 @@ def deletion_test(ctx: Context, record: TableRecord, branch: Branch, latest: int
 def tagged_versions(dataset: lance.LanceDataset, branch: Branch) -> set[int]:
     """Return the versions of a branch that have a tag."""
     with lance_errors(dataset):
-        tags = dataset.tags.list().values()
+        tags = list_references(dataset.tags).values()
     return {tag["version"] for tag in tags if Branch.parse(tag["branch"]) == branch}
 
 

@@ -73,7 +73,7 @@ def confirm_reference(
         raise
     folder, is_file = f"{table.location}/{versions_folder(branch)}", ctx.storage.files(table.location).is_file
     with lance_errors(table.location):
-        if any(is_file(f"{folder}/{manifest_name(version, scheme)}") for scheme in NamingScheme):
+        if any(is_file(f"{folder}/{manifest_name(version, scheme)}") for scheme in (NamingScheme.V2, NamingScheme.V1)):
             return
     undo()
     raise TableVersionNotFoundError(f"No version {version}: it has just been cleaned up.")

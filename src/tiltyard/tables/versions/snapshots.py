@@ -35,6 +35,7 @@ from tiltyard.model.spec import models
 from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifests.manifest_format import tag_file
+from tiltyard.storage.reference_files import list_references
 from tiltyard.store.access.grants import TABLE
 from tiltyard.store.tables.snapshots import SnapshotMember, SnapshotRecord
 from tiltyard.tables.opening import check_version_number, find_table, open_for_reading, open_to_commit
@@ -278,7 +279,7 @@ def _create_tag(ctx: Context, record: TableRecord, name: str, version: int) -> N
         with ctx.storage.changing_reference(record.location, tag_file(name)), lance_errors(dataset):
             dataset.tags.create(name, (None, version))
     except TableTagAlreadyExistsError as error:
-        tag: Any = dataset.tags.list().get(name)
+        tag: Any = list_references(dataset.tags).get(name)
         if tag is None or tag["version"] != version:
             raise _overtaken(name) from error
     confirm_reference(ctx, record, MAIN, version, lambda: None)  # what a failure leaves is withdrawn by the caller
@@ -304,7 +305,7 @@ def _drop_tags(ctx: Context, record: SnapshotRecord) -> None:
         dataset = open_to_commit(ctx, table, MAIN)
         ctx.storage.manifests.check_references(table.location)
         with lance_errors(dataset):
-            tag = dataset.tags.list().get(record.name)
+            tag = list_references(dataset.tags).get(record.name)
         if tag is not None and tag["version"] == versions[table.id] and not tag["branch"]:
             removing = ctx.storage.changing_reference(table.location, tag_file(record.name))
             with suppress(TableTagNotFoundError), removing, lance_errors(dataset):

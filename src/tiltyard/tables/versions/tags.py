@@ -23,6 +23,7 @@ from tiltyard.model.spec import models
 from tiltyard.runtime.pool import start_thread
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifests.manifest_format import tag_file
+from tiltyard.storage.reference_files import list_references
 from tiltyard.tables.opening import check_version_number, find_table, open_for_reading, open_for_writing
 from tiltyard.tables.versions.deleted_versions import check_not_deleted
 from tiltyard.tables.versions.removal_turns import confirm_reference, hold_removal_turn
@@ -166,7 +167,7 @@ def tags_of(ctx: Context, table: OpenTable) -> dict[str, Any]:
     """Return all tags of a table by name."""
     ctx.storage.manifests.check_references(table.record.location)
     with lance_errors(table.dataset):
-        return dict(table.dataset.tags.list())
+        return list_references(table.dataset.tags)
 
 
 def _find_tag(ctx: Context, table: OpenTable, tag: str) -> Any:

@@ -16,7 +16,7 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-const timeout = 60 * time.Second
+const timeout = 20 * time.Second
 
 // Call is a line of the history. Value is what is added, removed, looked for or set; Result is what the answer says.
 type Call struct {

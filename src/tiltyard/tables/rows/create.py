@@ -105,7 +105,9 @@ def create_table(ctx: Context, request: models.CreateTableRequest, data: ArrowBo
     refuse_view(record.properties)
     if location and location != record.location:
         raise InvalidInputError(f"The table {path} is at another location: leave the location out.")
-    if record.declared and not ctx.storage.has_table(record.location):
+    # Below a mount a folder may be an entry before another request has written its first version there.
+    is_mounted = record.mount_id is not None
+    if (record.declared or is_mounted) and not ctx.storage.has_table(record.location):
         return _create_declared(ctx, record, new)
     return _create_over_existing(ctx, record, new)
 

@@ -352,7 +352,7 @@ def _create_mounted(
         winner = _find_winner(mount, below, error)
         if new.mode is CreateMode.OVERWRITE:
             raise ConcurrentModificationError("A concurrent request created this table: try again.") from error
-        if winner.declared and not ctx.storage.has_table(winner.location):
+        if not ctx.storage.has_table(winner.location):
             return _create_declared(ctx, winner, replace(new, properties=None))
         return _keep_existing(ctx, winner, new, None)
     with withdrawing(ctx, mount, below, record):

@@ -35,6 +35,7 @@ from tiltyard.tables.keys.errors import taken_sentence
 from tiltyard.tables.schema.column_declarations import check_declared, check_quoted
 from tiltyard.tables.versions.records import (
     delete_branch_records,
+    find_scheme,
     latest_stored_version,
     wire_version,
 )
@@ -342,7 +343,7 @@ def _check_next(ctx: Context, new: NewVersion, branch: Branch, latest: NewVersio
         if stored is None:  # a branch begins at the version where it leaves main, and is listed once it has that
             delete_branch_records(ctx, record, branch)
             return
-        _check_scheme(new, _scheme_at(ctx, record, branch, stored))
+        _check_scheme(new, find_scheme(ctx, record, branch, stored))
         last = stored
     else:
         last = version_number(latest)
@@ -361,13 +362,6 @@ def _check_scheme(new: NewVersion, scheme: str | None) -> None:
     """Raise InvalidInputError for a name by another scheme than the table's: Lance opens no folder that has both."""
     if scheme not in (None, new.naming_scheme):
         raise InvalidInputError(f"This table's manifests are named by the scheme {scheme}: nothing was committed.")
-
-
-def _scheme_at(ctx: Context, record: TableRecord, branch: Branch, version: int) -> str | None:
-    """Return the naming scheme of a version's manifest; None if there is none."""
-    folder = f"{record.location}/{versions_folder(branch)}"
-    is_file = ctx.storage.files(record.location).is_file
-    return next((scheme for scheme in NamingScheme if is_file(f"{folder}/{manifest_name(version, scheme)}")), None)
 
 
 def create_version_response(table: TableRecord, record: VersionRecord) -> models.CreateTableVersionResponse:

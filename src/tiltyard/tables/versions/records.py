@@ -224,6 +224,13 @@ def has_no_manifest(ctx: Context, table: TableRecord, record: VersionRecord) -> 
     return all(ctx.storage.stat(table.location, path) is None for path in (record.staged_path, record.manifest_path))
 
 
+def find_scheme(ctx: Context, table: TableRecord, branch: Branch, version: int) -> NamingScheme | None:
+    """Return by which scheme the manifest of a version is named; None if there is none."""
+    folder, is_file = f"{table.location}/{versions_folder(branch)}", ctx.storage.files(table.location).is_file
+    schemes = (NamingScheme.V2, NamingScheme.V1)  # the likelier one first: each is a request to an object store
+    return next((scheme for scheme in schemes if is_file(f"{folder}/{manifest_name(version, scheme)}")), None)
+
+
 def latest_stored_version(ctx: Context, record: TableRecord, branch: Branch) -> int | None:
     """Return the latest version of a branch in storage: 0 without data, None for a branch that is not there (yet)."""
     try:

@@ -18,7 +18,7 @@ from lance_namespace.errors import TableVersionNotFoundError
 from tiltyard.runtime.lease import LEASE_MS, Lease
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locks import TooBusyError
-from tiltyard.storage.manifests.manifest_format import NamingScheme, manifest_name, versions_folder
+from tiltyard.tables.versions.records import find_scheme
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,9 +71,8 @@ def confirm_reference(
     except TooBusyError:
         undo()
         raise
-    folder, is_file = f"{table.location}/{versions_folder(branch)}", ctx.storage.files(table.location).is_file
     with lance_errors(table.location):
-        if any(is_file(f"{folder}/{manifest_name(version, scheme)}") for scheme in (NamingScheme.V2, NamingScheme.V1)):
+        if find_scheme(ctx, table, branch, version) is not None:
             return
     undo()
     raise TableVersionNotFoundError(f"No version {version}: it has just been cleaned up.")

@@ -9,13 +9,15 @@ BIN := .venv/bin
 RUN := .venv/.run
 DEV := .venv/.dev
 COMPILED := .venv/.compiled
+SECURE := .venv/.secure
 SPEC_FOLDER := ../shared/spec
 SECONDS ?= 600
 # Tests start Python by the hundred: where it may not keep what it has compiled, each start compiles all again.
 export PYTHONDONTWRITEBYTECODE :=
-# Tests wait for processes that start, for leases and pauses, more than they compute: four for each processor.
+# Tests wait for processes that start, for leases and pauses, as much as they compute: three for each processor, which
+# keep it busy. With more, those that need a moment of it wait longer for one than they may.
 PROCESSORS := $(shell getconf _NPROCESSORS_ONLN)
-PROCESSES ?= $(shell echo $$((4 * $(PROCESSORS))))
+PROCESSES ?= $(shell echo $$((3 * $(PROCESSORS))))
 PYTEST := $(BIN)/python -m pytest --dist loadscope --no-loadscope-reorder --max-worker-restart 1 --numprocesses
 LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--group build --extra demo --extra spark --custom-compile-command "make lock" --quiet
@@ -23,7 +25,7 @@ LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --genera
 # Two at a time: the longest begins.
 CHECKS := check-types check-security check-style check-generated
 
-.PHONY: $(CHECKS) advisories bounds cli-docs docs functions guesses help compatibility demo test test-all soak lint format machinery sample spec lock bench services clean
+.PHONY: $(CHECKS) advisories bounds cli-docs docs functions fuzz guesses help compatibility demo test test-all soak lint format machinery sample spec lock bench services clean
 
 help: ## Say what there is.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -44,8 +46,12 @@ lint: $(DEV) ## Style, types, direction of imports, and whether generated files 
 check-types:
 	$(BIN)/mypy
 
-check-security:
-	$(BIN)/bandit -q -r src -c pyproject.toml
+check-security: $(SECURE)
+
+# Bandit takes half a minute for all of src: it reads what has changed since it last passed.
+$(SECURE): $(DEV) pyproject.toml $(shell find src -name '*.py')
+	$(BIN)/bandit -q -c pyproject.toml $(if $(filter-out %.py,$?),-r src,$?)
+	@touch $@
 
 check-style:
 	$(BIN)/ruff check .
@@ -99,8 +105,11 @@ lock: $(DEV) ## Resolve the dependencies again, changing only what must change (
 advisories: $(DEV) ## Ask the public advisories about every locked package (needs the network).
 	$(BIN)/uv tool run pip-audit --requirement requirements-dev.lock --require-hashes --disable-pip
 
-soak: $(DEV) services ## Kill servers under 16 writers for a while, and judge what is left (SECONDS=600 SEED=7; POWER=1: by losses of power).
-	$(BIN)/python -m $(if $(POWER),tests.power,tests.faults.soak) --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+soak: $(DEV) services ## Kill servers under 16 writers for a while, and judge what is left (SECONDS=600 SEED=7; POWER=1: by losses of power; ENDURANCE=1: no kills, what a server takes).
+	$(BIN)/python -m $(if $(POWER),tests.power,tests.faults.soak) $(if $(ENDURANCE),--endurance --spark) --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+fuzz: $(DEV) ## Fuzz the parsers of callers' bytes, guided by coverage, and keep what is found (SECONDS=1800 of processor time; TARGETS="sql_filter http_framing").
+	$(BIN)/python -m tests.fuzz.parsers $(if $(filter command line environment,$(origin SECONDS)),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(TARGETS)
 
 bench: $(DEV) ## Measure against the reference server; the table goes to bench/RESULTS.md.
 	$(BIN)/python -m bench
@@ -126,7 +135,9 @@ $(DEV): requirements-dev.lock pyproject.toml scripts/install_packages.sh
 	@bash scripts/install_packages.sh $(PYTHON) requirements-dev.lock
 	@touch $@ $(RUN)
 
-# What all tests import, compiled once: the processes that run them begin together, and each would compile all of it.
+# What all tests need and is made once, before the processes that run them begin together: the archive of Spark's classes,
+# which takes a minute of a processor that they would wait for, and their imports, compiled.
 $(COMPILED): $(DEV)
+	@if command -v java >/dev/null; then $(BIN)/python -m tests.services.jvm; fi
 	@said=$$($(BIN)/python -m pytest --collect-only --quiet --no-header 2>&1) || { tail -n 40 <<<"$$said"; exit 1; }
 	@touch $@

@@ -52,7 +52,6 @@ RULES: tuple[tuple[str, frozenset[str] | None, str], ...] = (
     ("tiltyard.access", None, "authorize"),
     ("tiltyard.model.operations", frozenset({"authorize"}), "authorize"),
     ("lance", None, LANCE),
-    ("tiltyard.tables.query.readers", None, LANCE),
     ("tiltyard.tables.query.scanners", None, LANCE),
     ("tiltyard.tables", None, "operation"),
     ("tiltyard.storage", None, "operation"),

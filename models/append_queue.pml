@@ -14,19 +14,30 @@ byte version[APPENDS + 1];   /* the version that it was committed in; RETURNED: 
 byte committed_by[APPENDS + 1];
 byte turn;                   /* which server has the turn */
 bool is_expired;
-byte versions;               /* of the table */
+byte versions;               /* of the table, in the catalog */
+byte finals;                 /* of them, those that storage has */
 byte times_in[APPENDS + 1];  /* in how many versions the row is */
 
-#define may_stop if :: true :: goto stopped fi
+mtype = {
+    STOP, QUEUE, CLAIM, GATHER, COMMIT, COMMIT_AWAY, CUT, RETURN, END_TURN, LOOK, DELETE, WITHDRAW, ALONE, ANSWER, EXPIRE
+};
+#define queued(of) (waits[of] -> 1 + (version[of] == RETURNED -> 4 : version[of]) : 0)
+#define abstract (queued(1) + 8 * (queued(2) + 8 * (turn + 4 * ((turn != NONE && is_expired) + 2 * (versions + 4 * finals)))))
+#include "steps.h"
 
 inline add_rows(ours, others) {
     versions++;
-    if :: ours -> times_in[me]++; assert(times_in[me] == 1) :: else fi;
-    if :: others -> times_in[other]++; assert(times_in[other] == 1) :: else fi
+    if :: ours -> times_in[me]++ :: else fi;
+    if :: others -> times_in[other]++ :: else fi
 }
 
+inline check_once() { assert(times_in[1] <= 1 && times_in[2] <= 1) }
+
+/* finalize_pending (tables/commits/finalizing.py): its own version, or one of others that is in its way; it is the next base */
+inline finalize() { finals = versions; base = versions }
+
 /* queue_append (store/tables/queued_appends.py) */
-inline queue_append() { atomic { waits[me] = true; version[me] = NONE } }
+inline queue_append() { atomic { waits[me] = true; version[me] = NONE; step(_pid, QUEUE, 0) } }
 
 /* claim_turn (store/tables/queued_appends.py): free, or its lease has expired */
 inline claim_turn() {
@@ -34,17 +45,25 @@ inline claim_turn() {
         if
         :: turn == NONE || is_expired -> turn = me; is_expired = false; claimed = true
         :: else -> claimed = false
-        fi
+        fi;
+        step(_pid, CLAIM, claimed)
     }
 }
 
-/* waiting_appends (store/tables/queued_appends.py) */
+/* waiting_appends (store/tables/queued_appends.py); the commit will be on the version that is the latest in
+ * storage then */
 inline gather() {
-    atomic { ours = (waits[me] && version[me] == NONE); others = (waits[other] && version[other] == NONE) }
+    atomic {
+        ours = (waits[me] && version[me] == NONE);
+        others = (waits[other] && version[other] == NONE);
+        base = finals;
+        step(_pid, GATHER, ours + 2 * others)
+    }
 }
 
-/* mark_appends_committed (store/tables/queued_appends.py): in the transaction that records the version, if all wait */
-inline commit_queued() {
+/* mark_appends_committed (store/tables/queued_appends.py): in the transaction that records the version, if all wait. What
+ * fails on a version that another commit has taken is tried again on the next one. */
+inline commit_queued(action, is_away) {
 #ifdef BROKEN_MARKED_AFTERWARDS
     atomic { add_rows(ours, others); made = true };
 #endif
@@ -54,6 +73,10 @@ inline commit_queued() {
 #else
         made = (!ours || (waits[me] && version[me] == NONE)) && (!others || (waits[other] && version[other] == NONE));
 #endif
+        is_overtaken = (versions != base);
+#ifndef BROKEN_MARKED_AFTERWARDS
+        made = made && !is_overtaken;
+#endif
         if
         :: made ->
 #ifndef BROKEN_MARKED_AFTERWARDS
@@ -62,17 +85,26 @@ inline commit_queued() {
             if :: ours -> version[me] = versions; committed_by[me] = me :: else fi;
             if :: others && waits[other] -> version[other] = versions; committed_by[other] = me :: else fi
         :: else
-        fi
+        fi;
+        is_overtaken = is_overtaken && !made;
+        if :: !is_away -> finalize() :: else fi;
+        step(_pid, action, made);
+        check_once()
     }
 }
 
 /* return_appends (store/tables/queued_appends.py): after an error the others commit theirs, unless they are committed */
 inline return_others() {
-    atomic { if :: others && waits[other] && version[other] == NONE -> version[other] = RETURNED :: else fi }
+    atomic {
+        if :: waits[other] && version[other] == NONE -> version[other] = RETURNED :: else fi;
+        step(_pid, RETURN, 0)
+    }
 }
 
 /* end_turn (store/tables/queued_appends.py) */
-inline end_turn() { atomic { if :: turn == me -> turn = NONE; is_expired = false :: else fi } }
+inline end_turn() {
+    atomic { if :: turn == me -> turn = NONE; is_expired = false :: else fi; step(_pid, END_TURN, 0) }
+}
 
 /* _take_turn (tables/rows/shared_appends.py) */
 inline take_turn() {
@@ -81,19 +113,20 @@ inline take_turn() {
     :: claimed ->
         gather();
         may_stop;
-        made = false; failed = false;
-        if
-        :: ours ->
+        made = false; failed = false; is_overtaken = ours;
+        do
+        :: is_overtaken ->
+            failed = false;
             if
-            :: commit_queued()
-            :: commit_queued(); failed = true /* it was made, or not, and this server cannot know */
-            :: failed = true
-            fi
-        :: else
-        fi;
-        may_stop;
+            :: commit_queued(COMMIT, false)
+            :: commit_queued(COMMIT_AWAY, true); failed = true; is_overtaken = false /* made, or not: it cannot know */
+            :: atomic { failed = true; is_overtaken = (versions != base); finalize(); step(_pid, CUT, 0) }
+            fi;
+            may_stop
+        :: else -> break
+        od;
         if
-        :: failed -> return_others()
+        :: failed && others -> return_others(); may_stop
         :: !failed && made -> answered = true
         :: else
         fi;
@@ -110,41 +143,66 @@ inline withdraw() {
 #else
         made = (version[me] != NONE && version[me] != RETURNED);
 #endif
-        waits[me] = false
+        waits[me] = false;
+        if :: made -> finalize() :: else -> base = finals fi;
+        step(_pid, WITHDRAW, made)
     }
+}
+
+/* append_state (store/tables/queued_appends.py): committed by another server, which has ended its turn or lost it */
+inline look() {
+    atomic {
+        is_free = (turn == NONE || is_expired);
+        answered = (version[me] != NONE && version[me] != RETURNED && (turn != committed_by[me] || is_expired));
+        returned = (version[me] == RETURNED);
+        if :: answered && turn == committed_by[me] -> finalize() :: else fi;
+        step(_pid, LOOK, (returned -> 2 : answered))
+    }
+}
+
+/* delete_append (store/tables/queued_appends.py): its outcome is known */
+inline delete_append() { atomic { waits[me] = false; step(_pid, DELETE, 0) } }
+
+/* _append_with_retry (tables/rows/append_queue.py): by itself, on the next version as often as others take it */
+inline commit_alone() {
+    do
+    :: atomic {
+        if
+        :: versions == base -> add_rows(true, false); answered = true
+        :: else
+        fi;
+        finalize();
+        step(_pid, ALONE, !answered);
+        check_once()
+    };
+        if :: answered -> break :: else -> may_stop fi
+    od
 }
 
 /* append (tables/rows/shared_appends.py), _commit_group (tables/rows/append_queue.py): alone, if it was not committed */
 proctype Server(byte me) {
-    byte other = 3 - me, looks;
-    bool claimed, ours, others, made, failed, answered;
+    byte other = 3 - me, looks, base;
+    bool claimed, ours, others, made, failed, answered, returned, is_overtaken, is_free = true;
     queue_append();
     do
-    :: !answered && !failed && looks < 2 && version[me] != RETURNED ->
-        looks++;
-        take_turn();
-        if
-        :: !answered ->
-            atomic {
-                answered = (version[me] != NONE && version[me] != RETURNED &&
-                            (turn != committed_by[me] || is_expired))
-            }
-        :: else
-        fi
+    :: !answered && !failed && !returned && looks < 2 ->
+        if :: is_free -> take_turn() :: else fi;
+        if :: !answered && !failed -> looks++; look() :: else fi
     :: else -> break
     od;
     may_stop;
     if
-    :: answered
+    :: answered -> delete_append()
     :: else ->
         withdraw();
         may_stop;
         if
         :: made -> answered = true
-        :: else -> atomic { add_rows(true, false); answered = true }
+        :: else -> commit_alone()
         fi
     fi;
-    assert(times_in[me] == 1);
+    may_stop;
+    atomic { assert(times_in[me] == 1); finalize(); step(_pid, ANSWER, times_in[me]) }; /* its caller looks for the row */
 stopped:
     skip
 }
@@ -153,8 +211,12 @@ stopped:
 proctype Time() {
     byte times;
     do
-    :: atomic { times < 2 && turn != NONE && !is_expired -> is_expired = true; times++ }
+    :: atomic { times < 2 && turn != NONE && !is_expired -> is_expired = true; times++; step(_pid, EXPIRE, 1) }
+#ifdef SELDOM
+    :: times > 0 -> break
+#else
     :: break
+#endif
     od
 }
 

@@ -13,26 +13,43 @@ bool begun;
 byte version_of[2];          /* the publication's version in each table, once it is recorded */
 byte ended;
 
-#define may_stop if :: true :: goto stopped fi
+mtype = { STOP, READ_PENDING, FIND_UNFINISHED, PUT, READ, VALIDATE, RECORD, BEGIN_0, BEGIN_1 };
+#define five(of) (of[0] + 5 * of[1])
+#define latest_values (value_at[recorded[0]] + 2 * value_at[5 + recorded[1]])
+#define abstract (five(recorded) + 25 * five(finals) + 625 * latest_values)
+#include "steps.h"
 
-/* finalize_pending (tables/commits/finalizing.py): what is recorded gets its final name, in the order of versions */
+/* finalize_pending (tables/commits/finalizing.py): what is recorded gets its final name, in the order of versions; the
+ * records are read at once, the manifests one by one */
 inline finalize_pending(table) {
+    atomic { at = finals[table]; last = recorded[table]; step(_pid, READ_PENDING, table) };
     do
-    :: atomic { finals[table] < recorded[table] -> finals[table]++ }; may_stop
-    :: atomic { finals[table] >= recorded[table] -> break }
+    :: at < last ->
+        atomic {
+            at++;
+            is_unfinished = (finals[table] < at);
+            if :: is_unfinished -> step(_pid, FIND_UNFINISHED, at) :: else fi
+        };
+        if :: is_unfinished -> may_stop; is_unfinished = false; put(table, at) :: else fi
+    :: else -> at = 0; last = 0; break
     od
 }
+
+inline put(table, version) { atomic { if :: finals[table] < version -> finals[table]++ :: else fi; step(_pid, PUT, table) } }
 
 /* open_for_reading (tables/opening.py): a reader finalizes what is pending before it opens the latest version */
 inline read_table(table, version) {
 #ifndef BROKEN_READER_TRUSTS_STORAGE
     finalize_pending(table);
 #endif
-    version = finals[table]
+    atomic { version = finals[table]; step(_pid, READ, version) }
 }
 
-/* validate_versions (tables/commits/validation.py), batch_commit_tables (tables/commits/batch_commit.py): the point of
- * no return is the transaction, which refuses the batch if any of its versions is taken */
+/* validate_versions (tables/commits/validation.py): storage does not have the versions yet */
+inline validate(is_taken) { atomic { done = !(is_taken); step(_pid, VALIDATE, !done) } }
+
+/* batch_commit_tables (tables/commits/batch_commit.py): the point of no return is the transaction, which refuses the batch
+ * if any of its versions is taken */
 inline record_both() {
 #ifdef BROKEN_TWO_TRANSACTIONS
     done = false;
@@ -40,14 +57,16 @@ inline record_both() {
         if
         :: recorded[0] == base0 -> recorded[0]++; version_of[0] = recorded[0]; value_at[recorded[0]] = 1; done = true
         :: else
-        fi
+        fi;
+        step(_pid, RECORD, !done)
     };
     may_stop;
     atomic {
         if
         :: done && recorded[1] == base1 -> recorded[1]++; version_of[1] = recorded[1]; value_at[5 + recorded[1]] = 1
         :: else -> done = false
-        fi
+        fi;
+        step(_pid, RECORD, !done)
     }
 #else
     atomic {
@@ -57,7 +76,8 @@ inline record_both() {
             recorded[0]++; version_of[0] = recorded[0]; value_at[recorded[0]] = 1;
             recorded[1]++; version_of[1] = recorded[1]; value_at[5 + recorded[1]] = 1
         :: else
-        fi
+        fi;
+        step(_pid, RECORD, !done)
     }
 #endif
 }
@@ -75,48 +95,53 @@ inline record_one(mine, my_base, other, other_base) {
         if
         :: done -> recorded[mine]++; value_at[mine * 5 + recorded[mine]] = value_at[mine * 5 + my_base] - 1
         :: else
-        fi
+        fi;
+        step(_pid, RECORD, !done)
     }
 }
 
 /* finalize_batch (tables/commits/finalizing.py): after the transaction; whoever stops here leaves it to the next reader */
 inline finalize_batch() {
-    finalize_pending(0);
-    finalize_pending(1)
+    put(0, base0 + 1);
+    may_stop;
+    put(1, base1 + 1)
 }
 
 proctype Publication() {
-    byte base0, base1;
-    bool done;
+    byte base0, base1, at, last;
+    bool done, is_unfinished;
     read_table(0, base0);
     read_table(1, base1);
-    record_both();
+    validate(finals[0] > base0 || finals[1] > base1);
     may_stop;
+    if :: done -> record_both(); may_stop :: else fi;
     if :: done -> finalize_batch() :: else fi;
 stopped:
-    ended++
+    atomic { ended++; at = 0; last = 0; base0 = 0; base1 = 0; done = false; is_unfinished = false }
 }
 
 proctype Withdrawal(byte mine) {
-    byte my_base, other_base;
-    bool done, unchanged;
+    byte my_base, other_base, at, last;
+    bool done, unchanged, is_unfinished;
     read_table(mine, my_base);
     read_table(1 - mine, other_base);
     if
     :: (value_at[mine * 5 + my_base] > 0 &&
         value_at[mine * 5 + my_base] + value_at[(1 - mine) * 5 + other_base] > 1) ->
+        validate(finals[mine] > my_base);
         may_stop;
-        record_one(mine, my_base, 1 - mine, other_base);
-        may_stop;
-        if :: done -> finalize_pending(mine) :: else fi
+        if :: done -> record_one(mine, my_base, 1 - mine, other_base); may_stop :: else fi;
+        if :: done -> put(mine, my_base + 1) :: else fi
     :: else
     fi;
 stopped:
-    ended++
+    atomic { ended++; at = 0; last = 0; my_base = 0; other_base = 0; done = false; unchanged = false; is_unfinished = false }
 }
 
 proctype Reader(byte first) {
-    byte one, two;
+    byte one, two, at, last;
+    bool is_unfinished;
+    atomic { if :: first == 0 -> step(_pid, BEGIN_0, 0) :: else -> step(_pid, BEGIN_1, 0) fi };
     read_table(first, one);
     read_table(1 - first, two);
     if
@@ -130,6 +155,8 @@ stopped:
 
 /* Everybody has ended: what is left of a batch is finished, and all or nothing of the publication is there. */
 proctype Later() {
+    byte at, last;
+    bool is_unfinished;
     ended == 3;
     finalize_pending(0);
     finalize_pending(1);
@@ -149,4 +176,6 @@ init {
     }
 }
 
+#ifndef HISTORY
 ltl promised { [] (!begun || sum >= 1) }
+#endif

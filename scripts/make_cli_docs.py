@@ -20,9 +20,10 @@ from tiltyard.cli.session.target import TARGET_OPTIONS
 TARGET = Path(__file__).resolve().parent.parent / "docs/cli.md"
 PEOPLE = (
     *("login", "logout", "profiles", "completion", "ls", "tree", "du", "show", "schema", "head", "count", "search"),
-    *("sql", "create", "add-column", "update", "delete", "index", "versions", "diff", "changes", "tag", "restore"),
-    *("contract", "test"),
-    *("snapshot", "training-set", "lineage", "functions", "schedule", "import", "export", "cp", "mv", "rm"),
+    *("sql", "create", "add-column", "update", "delete", "erase", "index", "versions", "diff", "changes", "tag"),
+    *("restore", "contract", "test"),
+    *("snapshot", "training-set", "lineage", "functions", "schedule", "import", "export"),
+    *("plan", "apply", "cp", "mv", "rm"),
     *("mkdir", "freshness", "open", "spark-conf"),
 )
 """The commands for people, in the order of the page."""

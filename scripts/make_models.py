@@ -44,16 +44,47 @@ class Request(Model, kw_only=True):
     identity: Identity | None = None
 
 
+class ObjectRequest(Request, kw_only=True):
+    """What requests about a namespace or a table share."""
+
+    id: list[str] | None = None
+
+
+class BranchRequest(ObjectRequest, kw_only=True):
+    """What requests about a branch of a table share."""
+
+    branch: str | None = None
+
+
 class Response(Model, kw_only=True):
     """What responses share."""
 
     context: dict[str, str] | None = None
+
+
+class PageResponse(Response, kw_only=True):
+    """What the pages of lists share."""
+
+    page_token: str | None = None
+
+
+class TransactionResponse(Response, kw_only=True):
+    """What responses share that name the transaction of what was done."""
+
+    transaction_id: str | None = None
 '''
+_REQUEST = {"context": "dict[str, str] | None = None", "identity": "Identity | None = None"}
+_RESPONSE = {"context": "dict[str, str] | None = None"}
+_OBJECT = {**_REQUEST, "id": "list[str] | None = None"}
 SHARED = {
-    "Request": {"context": "dict[str, str] | None = None", "identity": "Identity | None = None"},
-    "Response": {"context": "dict[str, str] | None = None"},
+    "BranchRequest": {**_OBJECT, "branch": "str | None = None"},
+    "ObjectRequest": _OBJECT,
+    "Request": _REQUEST,
+    "PageResponse": {**_RESPONSE, "page_token": "str | None = None"},
+    "TransactionResponse": {**_RESPONSE, "transaction_id": "str | None = None"},
+    "Response": _RESPONSE,
 }
-"""The fields of the classes that requests and responses are made of, where they have all of these."""
+"""The fields of the classes that requests and responses are made of: the first whose fields they have all."""
 INTEGERS = {("int32", None): "Int32", ("int32", 0): "Count32", (None, 0): "Count64", (None, 1): "Positive64"}
 
 Schema = dict[str, Any]
@@ -109,10 +140,9 @@ class Generator:
             if own != wire:
                 default = f'field(name="{wire}"{", default=None" if default else ""})'
             fields[own] = f"{annotation}{' = ' + default if default else ''}"
-        base = next(
-            (kind for kind, shared in SHARED.items() if name.endswith(kind) and shared.items() <= fields.items()),
-            "Model",
-        )
+        kinds = (kind for kind, shared in SHARED.items() if shared.items() <= fields.items())
+        kind = "Request" if name.endswith("Request") else "Response" if name.endswith("Response") else None
+        base = next((each for each in kinds if kind and each.endswith(kind)), "Model")
         own_fields = {own: text for own, text in fields.items() if own not in SHARED.get(base, {})}
         body = "\n".join(f"    {own}: {text}" for own, text in own_fields.items()) or "    pass"
         options = "kw_only=True, forbid_unknown_fields=True" if strict else "kw_only=True"

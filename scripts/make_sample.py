@@ -13,8 +13,7 @@ import sys
 import numpy as np
 
 from tiltyard.sample.embedding import compute
-from tiltyard.sample.films import VECTORS, embedded_text, read_facts, read_vectors
-from tiltyard.sample.searches import TEXTS
+from tiltyard.sample.films import TEXTS, VECTORS, embedded_text, read_facts, read_vectors
 
 TOLERANCE = 1e-3
 """Between two processors' sums, and of numbers of 16 bits."""

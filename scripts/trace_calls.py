@@ -16,13 +16,15 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from http import HTTPStatus
+from http.client import HTTPConnection
 from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 
@@ -32,6 +34,12 @@ from tiltyard.cli import main as main_command
 WARM_UP_CALLS = 20
 """Calls of each kind before the one that counts: what is imported, opened and cached once is not a call's way."""
 WAIT_SECONDS = 60.0
+PROMPT_SECONDS = 0.001
+"""Between two looks for what comes at once: what is fresh for 50 ms must still be so when the call comes."""
+BACKGROUND_SECONDS = 1.0
+"""What follows a call in the background is none of the next one's."""
+END_SECONDS = 0.02
+"""The server's own end of a call comes after the client has its response."""
 STREAM = "application/vnd.apache.arrow.stream"
 
 
@@ -66,20 +74,25 @@ class TracedServer:
             )
         self.url = _wait(lambda: re.search(r"on (https?://\S+)", log.read_text()), log)[1]
 
-    def trace(self, call: Callable[[], object]) -> dict[str, list[str]]:
-        """Return the modules that a call passes once it is warm, each with the functions that were called."""
+    def trace(self, call: Callable[[], object], before: Callable[[], object]) -> dict[str, list[str]]:
+        """Return the modules that a call passes once it is warm, each with the functions that were called.
+
+        `before` is a call that leaves nothing to do: after a pause, the first one has things looked up again.
+        """
         for _ in range(WARM_UP_CALLS):
             call()
-        time.sleep(1)  # what follows a call in the background is none of the next one's
+        time.sleep(BACKGROUND_SECONDS)
+        before()
         self._signal(signal.SIGUSR1)
         call()
+        time.sleep(END_SECONDS)
         self._signal(signal.SIGUSR2)
         return dict(json.loads(self._result.read_text()))
 
     def _signal(self, number: signal.Signals) -> None:
         self._result.unlink(missing_ok=True)
         self._process.send_signal(number)
-        _wait(self._result.exists, self._result)
+        _wait(self._result.exists, self._result, PROMPT_SECONDS)
 
     def close(self) -> None:
         """End the process."""
@@ -105,13 +118,16 @@ def serve(folder: Path) -> None:
     main_command(["serve", "--root", str(folder / "root"), "--port", "0", "--workers", "1", "--jobs", "0"])
 
 
-def post(url: str, body: Mapping[str, Any] | bytes) -> bytes:
-    """Return the body of an answer. Raises HTTPError for an error."""
-    is_arrow = isinstance(body, bytes)
+def post(connection: HTTPConnection, path: str, body: Mapping[str, Any] | bytes) -> bytes:
+    """Return the body of an answer; the connection stays open, as clients keep theirs. Raises RuntimeError."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    headers = {"Content-Type": STREAM if is_arrow else "application/json"}
-    with urllib.request.urlopen(urllib.request.Request(url, data, headers)) as answer:  # noqa: S310  # our own server
-        return bytes(answer.read())
+    headers = {"Content-Type": STREAM if isinstance(body, bytes) else "application/json"}
+    connection.request("POST", path, data, headers)
+    answer = connection.getresponse()
+    received = bytes(answer.read())
+    if answer.status != HTTPStatus.OK:
+        raise RuntimeError(received.decode(errors="replace"))
+    return received
 
 
 def rows(count: int, dimension: int = 8) -> bytes:
@@ -128,13 +144,18 @@ def trace_server(folder: Path) -> dict[str, dict[str, list[str]]]:
     """Return the modules of each call of a server."""
     server = TracedServer(folder)
     try:
-        table = f"{server.url}/v1/table/docs"
-        post(f"{table}/create", rows(256))
+        connection = HTTPConnection(urlsplit(server.url).netloc)
+        post(connection, "/v1/table/docs/create", rows(256))
         query = {"vector": {"single_vector": [0.0] * 8}, "k": 10, "columns": {"column_names": ["id"]}}
+
+        def call(operation: str, body: Mapping[str, Any] | bytes) -> Callable[[], bytes]:
+            return lambda: post(connection, f"/v1/table/docs/{operation}", body)
+
+        describe = call("describe", {})
         return {
-            "DescribeTable": server.trace(lambda: post(f"{table}/describe", {})),
-            "insert": server.trace(lambda: post(f"{table}/insert?mode=append", rows(1))),
-            "vector query": server.trace(lambda: post(f"{table}/query", query)),
+            "DescribeTable": server.trace(describe, describe),
+            "insert": server.trace(call("insert?mode=append", rows(1)), describe),
+            "vector query": server.trace(call("query", query), describe),
         }
     finally:
         server.close()
@@ -155,12 +176,12 @@ def trace_ingest(folder: Path) -> dict[str, list[str]]:
     return trace.modules
 
 
-def _wait(look: Callable[[], Any], log: Path) -> Any:
+def _wait(look: Callable[[], Any], log: Path, pause: float = 0.02) -> Any:
     until = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < until:
         if found := look():
             return found
-        time.sleep(0.02)
+        time.sleep(pause)
     raise RuntimeError(log.read_text(errors="replace") if log.exists() else f"{log.name} was not written.")
 
 

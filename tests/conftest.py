@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
+import time
+from collections import Counter
 from collections.abc import Generator
 from functools import cache
 from pathlib import Path
@@ -41,6 +44,11 @@ FIRST = (
     *("tests/conformance/test_engines.py", "tests/conformance/test_publish.py", "tests/fuzz/test_schema.py"),
 )
 """Files, and folders of files, that take the longest: what begins last of them would run on alone."""
+EXTENDED_SECONDS = "TEST_EXTENDED_SECONDS"
+"""The variable that says for how long extended tests are begun; without it, until all have run."""
+EXTENDED_UNTIL = "TEST_EXTENDED_UNTIL"
+"""The variable that tells the processes of a run when that ends, in seconds of the epoch."""
+NOT_BEGUN = "The time for extended tests was up."
 
 
 class FilesTogether(LoadScopeScheduling):
@@ -70,6 +78,21 @@ def takes_catalogs(file: str) -> bool:
         return False
     text = (TESTS.parent / file).read_text()
     return any(fixture in text for fixture in CATALOGS)
+
+
+@pytest.hookimpl
+def pytest_configure() -> None:
+    """Take the time for extended tests, where a run has one: continuous integration on a slow machine."""
+    if seconds := os.environ.pop(EXTENDED_SECONDS, ""):
+        os.environ[EXTENDED_UNTIL] = str(time.time() + float(seconds))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Begin no extended test once their time is up; the end of the run says how many those were, and of which files."""
+    until = os.environ.get(EXTENDED_UNTIL)
+    if until and item.get_closest_marker("extended") and time.time() > float(until):
+        pytest.skip(NOT_BEGUN)
 
 
 @pytest.hookimpl
@@ -129,6 +152,8 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take the longest: those that share a Spark session or mounted catalogs, then FIRST.
 
+    Where extended tests have a time, all other files that have some come after the first, for each commit in another
+    order: what one run does not come to is run for another commit.
     Raises UsageError for an extended test that `make test-all` would not collect.
     """
     for path in {item.path for item in items if item.get_closest_marker("extended")}:
@@ -138,14 +163,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {
         file: 0 if takes_spark(file) or takes_catalogs(file) else 1 if file.startswith(FIRST) else 2 for file in files
     }
-    items.sort(key=lambda item: rank[item.nodeid.partition("::")[0]])
+    order = {file: (rank[file], 0) for file in files}
+    if EXTENDED_UNTIL in os.environ:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=TESTS, capture_output=True, check=False).stdout
+        extended = {item.nodeid.partition("::")[0] for item in items if item.get_closest_marker("extended")}
+        for file in files:
+            if rank[file]:
+                order[file] = (1, crc32(file.encode() + commit)) if file in extended else (2, 0)
+    items.sort(key=lambda item: order[item.nodeid.partition("::")[0]])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print a table of the attacks that ran: outcome, time, and the server's memory before and at most.
+    """Print which tests were not begun, and a table of the attacks that ran: outcome, time, and the server's memory
+    before and at most.
 
     Here and not beside them: where tests run in several processes, the one that prints knows this file alone.
     """
+    not_begun = Counter(
+        report.nodeid.partition("::")[0]
+        for report in terminalreporter.stats.get("skipped", ())
+        if NOT_BEGUN in report.longreprtext
+    )
+    if not_begun:
+        terminalreporter.section(f"{not_begun.total()} extended tests were not begun: their time was up", red=True)
+        for file, count in sorted(not_begun.items()):
+            terminalreporter.write_line(f"{count:5} {file}")
     reports = [
         report
         for outcome in ("passed", "failed")

@@ -9,14 +9,18 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from lance_namespace.errors import LanceNamespaceError
+from msgspec import structs
 
 import tiltyard.catalog
 import tiltyard.identity
 import tiltyard.tables
+from tiltyard.access.protections import ProtectionChecks
 from tiltyard.access.rights import RightsCache
 from tiltyard.catalog.mounts.mounts import make_mounts
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Context, Services
+from tiltyard.events.filters import EventFilter
+from tiltyard.model.decisions import AskedOperation
 from tiltyard.model.paging import Paging
 from tiltyard.model.settings.openlineage import read_key
 from tiltyard.model.settings.secret_keys import read_secret_keys
@@ -32,7 +36,9 @@ from tiltyard.tables.commits.commit_handler import commit_route
 from tiltyard.tables.commits.process_state import CommitLog, FinalizingBackoff, KnownTables
 
 if TYPE_CHECKING:
+    from tiltyard.access.decisions.decisions import Decisions
     from tiltyard.model.operations import ArrowAnswer
+    from tiltyard.store import Store
 
 STARTUP_ERRORS = (StorageError, StoreVersionError, ConfigError, LanceNamespaceError, ValueError)
 """What `open_services` raises: each one sentence for the operator."""
@@ -67,6 +73,8 @@ def open_services(settings: Settings, *, database_alone: bool = False) -> Servic
         store = open_store(database, connections=settings.db_connections)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    if settings.events or settings.all_event_sinks:
+        _record_events(store, settings)
     storage.datasets.has_shared_base = store.may_share_files
     mounts = Mounts(store, storage.roots.check_foreign)
     try:
@@ -75,6 +83,7 @@ def open_services(settings: Settings, *, database_alone: bool = False) -> Servic
     except LanceNamespaceError as error:
         raise ConfigError(f"The mounts of the settings cannot be made: {error}") from error
     storage.vended_credentials = mounts.server_credentials
+    rights_cache = RightsCache(store)
     paging = Paging(store.shared_secret("paging"), settings.max_page_size)
     return Services(
         settings=settings,
@@ -83,7 +92,8 @@ def open_services(settings: Settings, *, database_alone: bool = False) -> Servic
         mounts=mounts,
         paging=paging,
         clock=store.clock,
-        rights_cache=RightsCache(store),
+        rights_cache=rights_cache,
+        protections=ProtectionChecks(store),
         commit_log=CommitLog(storage.settle_manifests, store.mark_finalized, store.note_changes),
         known_tables=KnownTables(),
         outage_log=OutageLog(storage.roots.locations, database),
@@ -93,11 +103,27 @@ def open_services(settings: Settings, *, database_alone: bool = False) -> Servic
         query_memory=MemoryBudget(settings.query_memory_bytes),
         started_at=store.clock(),
         commit_routing=commit_route,
+        decisions=_open_decisions(settings, rights_cache) if settings.decisions else None,
     )
+
+
+def _open_decisions(settings: Settings, rights: RightsCache) -> Decisions:
+    """Return what asks the services of the settings. Raises ConfigError."""
+    from tiltyard.access.decisions.decisions import open_decisions  # noqa: PLC0415  # a client of HTTP, for few servers
+
+    return open_decisions(settings, rights)
+
+
+def _record_events(store: Store, settings: Settings) -> None:
+    """Let changes of the catalog be recorded from now on, and note from where on the sinks of the settings get them."""
+    sinks = settings.all_event_sinks
+    has_calls = any(EventFilter(sink.types, sink.object).has_calls for sink in sinks.values())
+    store.start_recording(sorted(sinks), has_calls=has_calls)
 
 
 def run_sql(ctx: Context, text: str) -> ArrowAnswer:
     """Run a query over the tables of the catalog, as the context's principal. Raises as `sql.engine.run` does."""
     from tiltyard.sql.engine import run  # noqa: PLC0415  # an extra: DataFusion
+    from tiltyard.sql.remote_query import EXECUTE  # noqa: PLC0415  # as above
 
-    return run(ctx, text)
+    return run(structs.replace(ctx, asked=AskedOperation(EXECUTE)), text)

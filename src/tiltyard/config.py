@@ -13,6 +13,9 @@ from typing import Any, Literal, Union, get_origin, get_type_hints
 
 import msgspec
 
+from tiltyard.model.settings.bounds import bounds_problem
+from tiltyard.model.settings.decision_services import DecisionService, decision_services_problem
+from tiltyard.model.settings.event_sinks import AUDIT_SINK, EventSink, audit_sink, event_sinks_problem
 from tiltyard.model.settings.mounts import mounts_problem
 from tiltyard.model.settings.oidc_providers import OidcProvider, providers_problem
 from tiltyard.model.settings.openlineage import openlineage_problem
@@ -22,73 +25,7 @@ from tiltyard.model.settings.storages import NamedStorage, is_reference, storage
 
 _COLLECTOR = re.compile(r"https?://[^/?#@\s]+(/[^?#\s]*)?")
 
-CHOICES = {
-    "log_level": ("debug", "info", "warning", "error"),
-    "log_format": ("text", "json"),
-    "audit": ("auto", "off", "changes", "all"),
-    "databases": ("fallback", "strict", "ignored"),
-}
-"""The values of settings that have few; case does not matter."""
-
 DAY_MS = 24 * 60 * 60 * 1000
-BOUNDS = {
-    "port": (0, 65535),
-    "workers": (1, 1024),
-    "worker_timeout": (1, 86400),
-    "jobs": (0, 1024),
-    "max_json_bytes": (1 << 10, 1 << 40),
-    "max_upload_bytes": (0, 1 << 50),
-    "max_manifest_bytes": (1 << 16, 1 << 40),
-    "index_cache_bytes": (0, 1 << 50),
-    "metadata_cache_bytes": (0, 1 << 50),
-    "page_cache_bytes": (0, 1 << 50),
-    "vector_cache_bytes": (0, 1 << 50),
-    "disk_cache_bytes": (0, 1 << 60),
-    "conflict_timeout": (0, 86400),
-    "repeat_memory": (0, 30 * 86400),
-    "repeat_lease": (0.5, 3600),
-    "token_life": (60, 86400),
-    "retention_days": (0, 36500),
-    "gc_safety_days": (0, 36500),
-    "spark_jobs": (1, 64),
-    "stream_jobs": (0, 64),
-    "spark_index_rows": (0, 1 << 50),
-    "index_stall_timeout": (0, 86400),
-    "upkeep_bytes": (1 << 28, 1 << 50),
-    "keep_versions_days": (0.01, 36500),
-    "view_refresh_rows": (0, 1 << 50),
-    "column_refresh_rows": (0, 1 << 50),
-    "audit_days": (0, 36500),
-    "transaction_days": (0, 36500),
-    "upload_days": (0, 36500),
-    "rate_limit": (0, 1e9),
-    "rate_limit_total": (0, 1e9),
-    "rate_burst": (0.1, 3600),
-    "max_queries": (0, 1 << 20),
-    "max_queries_total": (0, 1 << 20),
-    "query_timeout": (0, 86400),
-    "max_result_bytes": (0, 1 << 50),
-    "query_memory_bytes": (1 << 27, 1 << 50),
-    "sql_queries": (1, 1 << 16),
-    "sql_memory_bytes": (1 << 20, 1 << 50),
-    "sql_process_bytes": (1 << 28, 1 << 50),
-    "sql_total_bytes": (0, 1 << 50),
-    "sql_spill_bytes": (1 << 20, 1 << 50),
-    "sql_kept_bytes": (0, 1 << 50),
-    "sql_max_rows": (0, 1 << 50),
-    "sql_max_length": (100, 1 << 20),
-    "db_connections": (4, 1 << 10),
-    "max_connections": (0, 1 << 20),
-    "trace_sample": (0, 1),
-    "head_timeout": (0.1, 3600),
-    "keep_alive": (1, 86400),
-    "send_timeout": (0.1, 86400),
-    "max_page_size": (1, 100_000),
-    "max_json_depth": (8, 500),
-    "max_operations": (1, 1 << 20),
-    "max_vectors": (1, 1 << 20),
-}
-"""The least and the greatest value of settings that are numbers."""
 
 
 class ConfigError(Exception):
@@ -186,6 +123,10 @@ class Settings:
     insecure: bool = field(
         default=False, metadata={"help": "Serve without authentication on an address that others can reach too."}
     )
+    decisions: Mapping[str, DecisionService] = field(
+        default_factory=dict,
+        metadata={"help": "Services that are asked about what rights allow, by name: Open Policy Agent, OpenFGA."},
+    )
     providers: Mapping[str, OidcProvider] = field(
         default_factory=dict, metadata={"help": "OpenID providers whose tokens are trusted, by name."}
     )
@@ -266,6 +207,15 @@ class Settings:
     audit_webhook_headers: Mapping[str, str] = field(
         default_factory=dict, metadata={"help": "Headers of each request to the webhook."}
     )
+    events: bool = field(
+        default=False,
+        metadata={"help": "Whether changes of the catalog are kept as events; with event_sinks they always are."},
+    )
+    event_sinks: Mapping[str, EventSink] = field(
+        default_factory=dict, metadata={"help": "Webhooks and files that get the events, by name."}
+    )
+    event_days: float = field(default=7.0, metadata={"help": "Days for which events are kept, for sinks too."})
+    max_events: int = field(default=1_000_000, metadata={"help": "Events that are kept at most: the last ones."})
     rate_limit: float = field(default=0.0, metadata={"help": "Requests per second of one principal; 0 is no limit."})
     rate_limits: Mapping[str, float] = field(
         default_factory=dict,
@@ -371,6 +321,13 @@ class Settings:
         return int(self.retention_days * DAY_MS)
 
     @property
+    def all_event_sinks(self) -> Mapping[str, EventSink]:
+        """The sinks of `event_sinks`, and the audit's webhook."""
+        if not self.audit_webhook:
+            return self.event_sinks
+        return {**self.event_sinks, AUDIT_SINK: audit_sink(self.audit_webhook, self.audit_webhook_headers)}
+
+    @property
     def database_url(self) -> str:
         """The URL of the catalog's database: `db`, or a SQLite file in the root if that is a local folder.
 
@@ -411,25 +368,23 @@ def load_settings(
     settings = Settings(**{name: _convert(name, value) for name, value in values.items()})
     _check_values(settings)
     _check_embeddings(settings)
-    if problem := storages_problem(settings.storage):
-        raise ConfigError(problem)
-    if problem := mounts_problem(settings.mounts):
-        raise ConfigError(problem)
+    for problem in (
+        storages_problem(settings.storage),
+        event_sinks_problem(settings.event_sinks),
+        decision_services_problem(settings.decisions),
+        mounts_problem(settings.mounts),
+        spark_limits_problem(settings.spark_limits),
+    ):
+        if problem:
+            raise ConfigError(problem)
     _check_identity(settings)
-    if problem := spark_limits_problem(settings.spark_limits):
-        raise ConfigError(problem)
     return settings
 
 
 def _check_values(settings: Settings) -> None:
     """Raise ConfigError for a value out of its bounds, or that is none of its choices."""
-    for name, (least, most) in BOUNDS.items():
-        value = getattr(settings, name)
-        if value != "auto" and not least <= value <= most:
-            raise ConfigError(f"The setting {name} cannot be {value}: {least} to {most}.")
-    for name, choices in CHOICES.items():
-        if getattr(settings, name).lower() not in choices:
-            raise ConfigError(f"The setting {name} cannot be {getattr(settings, name)!r}: {', '.join(choices)}.")
+    if problem := bounds_problem({name: getattr(settings, name) for name in NAMES}):
+        raise ConfigError(problem)
     if light := sorted(name for name, weight in settings.principal_weights.items() if not 0.01 <= weight <= 100):
         raise ConfigError(f"The weight of {light[0]!r} in principal_weights is a number from 0.01 to 100.")
     if settings.trace_endpoint and not _COLLECTOR.fullmatch(settings.trace_endpoint):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import msgspec
 
+from tiltyard.model.decisions import AskedOperation, DecisionNote, is_asked_about
 from tiltyard.model.ids import Id
 from tiltyard.model.principals import EVERYBODY, Principal
-from tiltyard.runtime.contention import Contention
 from tiltyard.runtime.machinery import Counts
-from tiltyard.runtime.recent_keys import RecentKeys
+from tiltyard.storage.caches.recent_keys import RecentKeys
+from tiltyard.storage.manifests.contention import Contention
 
 if TYPE_CHECKING:
     import lance
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from tiltyard.config import Settings
     from tiltyard.contracts.checked_rows import CheckedRows
+    from tiltyard.model.decisions import AskedObject
     from tiltyard.model.freshness import Freshness
     from tiltyard.model.paging import Paging
     from tiltyard.model.settings.secret_keys import SecretKeys
@@ -49,6 +51,31 @@ class RightsCache(Protocol):
 
     def get(self, principal: Principal) -> Any: ...
     def refresh_next(self) -> None: ...
+
+
+class ProtectionChecks(Protocol):
+    """What protections refuse before an operation runs: see tiltyard.access.protections."""
+
+    def kinds(self) -> frozenset[str]: ...
+    def refresh_next(self) -> None: ...
+    def check_request_writable(self, request: Any) -> None: ...
+    def check_tables_writable(self, table_ids: Sequence[int]) -> None: ...
+    def keeps_files(self, table_id: int) -> bool: ...
+    @property
+    def has_approvals(self) -> bool: ...
+    def running_approved(self, ctx: Context, name: str, request: Any) -> AbstractContextManager[Context]: ...
+
+
+class Decisions(Protocol):
+    """What services outside decide of what rights allow: see tiltyard.access.decisions."""
+
+    def require(self, ctx: Context, kind: str, path: Sequence[str], privileges: int) -> None: ...
+    def authorized(self, ctx: Context, operation: str, authorize: Callable[[Context], Context]) -> Context: ...
+    def allowed(self, ctx: Context, objects: Sequence[AskedObject]) -> list[bool]: ...
+    def add(self, ctx: Context, notes: Iterable[DecisionNote]) -> None: ...
+    def counts(self) -> dict[str, int]: ...
+    def seconds(self) -> dict[str, float]: ...
+    def close(self) -> None: ...
 
 
 class CommitLog(Protocol):
@@ -136,6 +163,7 @@ class Services:
     paging: Paging
     clock: Callable[[], int]
     rights_cache: RightsCache
+    protections: ProtectionChecks
     commit_log: CommitLog
     known_tables: KnownTables
     outage_log: OutageLog
@@ -152,6 +180,7 @@ class Services:
     append_counts: Counts = field(default_factory=Counts)
     """How many queries each route has answered."""
     sql_processes: QueryProcesses | None = None
+    decisions: Decisions | None = None
 
     def close(self) -> None:
         """Write what waits to be written, stop what runs in the background, and close the database.
@@ -166,6 +195,8 @@ class Services:
                 closing.callback(self.sql_processes.close)
             closing.callback(self.mounts.close)
             closing.callback(self.commit_log.close)
+            if self.decisions is not None:
+                closing.callback(self.decisions.close)
 
     def __enter__(self) -> Self:
         return self
@@ -232,6 +263,9 @@ class Context(msgspec.Struct, frozen=True, eq=False):
     - `freshness`: the oldest state of its table that the response may come from.
     - `database`: the namespace that a client of lancedb has connected to, which full ids of its responses are relative
       to; the root for all others.
+    - `approval`: the approval of a second principal that this call uses, if it needs one.
+    - `decided`: what services outside have decided of the request, for its audit record.
+    - `asked`: the operation that they are asked about, where they are asked.
     - `checked_rows`: what was found of the rows of a commit before they were written, where their table has a contract.
     - `clock` (of the services) counts milliseconds since 1970.
     """
@@ -248,7 +282,10 @@ class Context(msgspec.Struct, frozen=True, eq=False):
     mounted: MountedObjects | None = None
     freshness: Freshness | None = None
     database: Id = Id()
+    decided: list[DecisionNote] = []
+    asked: AskedOperation | None = None
     checked_rows: CheckedRows | None = None
+    approval: str | None = None
 
     @property
     def settings(self) -> Settings:
@@ -274,6 +311,12 @@ class Context(msgspec.Struct, frozen=True, eq=False):
     def clock(self) -> Callable[[], int]:
         return self.services.clock
 
+    @property
+    def is_unchecked(self) -> bool:
+        """Whether the caller's rights are not checked: an administrator's, unless services outside decide, too."""
+        principal = self.principal
+        return principal.administrator and (self.services.decisions is None or not is_asked_about(principal))
+
     def with_resolved(
         self, tables: Mapping[Id, TableRecord | None], namespaces: Mapping[Id, int] = NO_NAMESPACES
     ) -> Context:
@@ -289,6 +332,8 @@ class Context(msgspec.Struct, frozen=True, eq=False):
             self.mounted,
             self.freshness,
             self.database,
+            self.decided,
+            self.asked,
         )
 
     def with_open_table(self, path: Id, table: OpenTable, check_deadline: Callable[[], None] = do_nothing) -> Context:
@@ -296,7 +341,16 @@ class Context(msgspec.Struct, frozen=True, eq=False):
         before = self.services, self.request_id, self.entries, self.claims, self.before_commit
         resolved = ResolvedObjects({path: table.record}, NO_NAMESPACES)
         return Context(
-            *before, self.principal, resolved, check_deadline, table, self.mounted, self.freshness, self.database
+            *before,
+            self.principal,
+            resolved,
+            check_deadline,
+            table,
+            self.mounted,
+            self.freshness,
+            self.database,
+            self.decided,
+            self.asked,
         )
 
     def find_table(self, path: Id) -> TableRecord:

@@ -11,8 +11,7 @@ import pytest
 import tiltyard
 from tests.services.postgres import PostgresServer, postgres_server
 from tests.services.wire import stream
-from tiltyard.model.principals import EVERYBODY, Principal
-from tiltyard.model.privileges import Privilege, parse_privileges
+from tiltyard.model.principals import EVERYBODY, Principal, Privilege, parse_privileges
 from tiltyard.store.access.grants import NAMESPACE, SERVER, TABLE
 from tiltyard_conformance.cases import ROWS
 
@@ -63,6 +62,7 @@ class Catalog:
         """Let all clients check for changes at their next call, as if a second had passed."""
         for client in self._clients.values():
             client._services.rights_cache.refresh_next()
+            client._services.protections.refresh_next()
 
     def close(self) -> None:
         for client in self._clients.values():

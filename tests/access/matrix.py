@@ -88,6 +88,24 @@ def _narrowed(admin: Admin, on: Fields) -> Fields:
     return {"name": name}
 
 
+def _classified(**more: Any) -> Row:
+    return Row(lambda scene, place: {"object_kind": "table", "id": scene.table(place), **more})
+
+
+def _with_classification(scene: Scene, place: Place) -> Fields:
+    """A table that is classified; a missing one is not."""
+    on: Fields = {"object_kind": "table", "id": scene.table(place), "key": "pii"}
+    if place is not Place.MISSING:
+        scene.wire.call("SetClassification", on)
+    return on
+
+
+def _classification_policy(admin: Admin) -> Fields:
+    name = f"p{next(numbers)}"
+    admin.call("SetClassificationPolicy", {"name": name, "key": f"k{next(numbers)}", "mask": "null"})
+    return {"name": name}
+
+
 def _keyed(admin: Admin, on: Fields) -> Fields:
     admin.call("SetTablePrimaryKey", {**on, "columns": ["id"]})
     return {}
@@ -263,6 +281,24 @@ def _named(**more: Any) -> Row:
     return Row(lambda scene, place: {"object_kind": "table", "id": scene.table(place), **more})
 
 
+def _protected(scene: Scene, place: Place) -> Fields:
+    """A protection of a table; where there is no table, there is none."""
+    fields = {"object_kind": "table", "id": scene.table(place), "kind": "deletion"}
+    if place is not Place.MISSING:
+        scene.wire.call("SetProtection", fields)
+    return fields
+
+
+def _requested(admin: Admin) -> Fields:
+    """A call of the administrator that waits for approval."""
+    return {"approval_id": "00000000-0000-0000-0000-000000000000", "approved": True}
+
+
+def _erased(admin: Admin) -> Fields:
+    """An erasure that does not exist."""
+    return {"erasure_id": "00000000-0000-0000-0000-000000000000"}
+
+
 JOB = next(iter(sorted(pipeline_jobs())))
 VIEW = base64.b64encode(pa.schema({"id": pa.int64()}).serialize().to_pybytes()).decode()
 CARL: Fields = {"grantee": "carl", "privileges": ["read"]}
@@ -330,6 +366,7 @@ ROWS: dict[str, Row] = {
     "CreateTableTag": Row(lambda scene, place: {"id": scene.table(place), "tag": f"t{next(numbers)}", "version": 1}),
     "CreateTableVersion": on_table(**VERSION),
     "CreateView": new(query="SELECT 1 AS one"),
+    "DecideApproval": by_admin(_requested),
     "DeclareTable": new(),
     "DeleteAcl": Row(_granted_acl),
     "DeleteFromTable": on_table(predicate="id = 1"),
@@ -337,6 +374,7 @@ ROWS: dict[str, Row] = {
     "DeleteTableBranch": after(_branched, name="none"),
     "DeleteTableTag": after(_tagged, tag="none"),
     "DeregisterTable": on_table(),
+    "DescribeErasure": by_admin(_erased),
     "DescribeFunction": on_table(),
     "DescribeJob": _job(),
     "DescribeJobState": Row(_any_job),
@@ -388,16 +426,20 @@ ROWS: dict[str, Row] = {
     "ListDroppedNamespaces": alone(),
     "ListDroppedTables": alone(),
     "ListFunctions": on_namespace(),
+    "ListErasures": alone(),
     "ListFunctionErrors": on_table(),
+    "LiftProtection": Row(_protected),
     "ListGrants": _named(),
     "ListJobParts": _job(),
     "ListJobs": alone(),
     "ListMaterializedViews": on_namespace(),
     "ListNamespaces": on_namespace(),
     "ListPrincipals": alone(),
+    "ListApprovals": alone(),
     "ListMounts": alone(),
     "ListPublications": alone(),
     "ListRoleBindings": alone(),
+    "ListProtections": _named(),
     "ListRoles": alone(),
     "ListSchedules": alone(),
     "ListSecrets": on_namespace(),
@@ -443,10 +485,19 @@ ROWS: dict[str, Row] = {
     "RevokePrivileges": _named(**CARL),
     "RotateApiKey": by_admin(_key),
     "RunSchedule": _schedule(),
+    "EraseFromTable": on_table(predicate="none = 1"),
     "EnableTableRte": on_table(sharding={"mode": "unsharded"}),
+    "SetClassification": _classified(key="pii"),
+    "UnsetClassification": Row(_with_classification),
+    "ListClassifications": _classified(),
+    "FindClassified": alone(key="pii"),
+    "SetClassificationPolicy": alone(name="none", key="none", mask="null"),
+    "ListClassificationPolicies": alone(),
+    "DropClassificationPolicy": by_admin(_classification_policy),
     "SetTableContract": on_table(checks=["not_null(id)"]),
     "SetTablePrimaryKey": on_table(columns=["id"]),
     "SetTableMaxAge": on_table(max_age_seconds=60),
+    "SetProtection": _named(kind="deletion"),
     "SetTablePolicy": on_table(name="all", filter="true"),
     "SubmitJob": Row(lambda scene, place: {"name": JOB, "table": scene.table(place)}),
     "SyncPublication": by_admin(_published),

@@ -282,6 +282,25 @@ def test_undrop_is_for_who_could_drop(catalog: Catalog) -> None:
     assert ann.count_table_rows({"id": ["s", "a"]}).count == 3
 
 
+def test_whom_a_classification_binds_cannot_undrop_into_a_place_without_it(catalog: Catalog) -> None:
+    for name in ("s", "t"):
+        catalog.namespace(name)
+        catalog.grant("ann", "all", namespace=(name,))
+    catalog.table("s", "a")
+    admin, ann = catalog.owner, catalog.as_("ann")
+    admin.call("SetClassification", {"object_kind": "namespace", "id": ["s"], "key": "pii"})
+    admin.call("SetClassificationPolicy", {"name": "personal", "key": "pii", "mask": "null"})
+    catalog.refresh_rights()
+    ann.drop_table({"id": ["s", "a"]})
+    moved = {"new_namespace_id": ["t"], "new_table_name": "a"}
+    assert "classify otherwise" in str(error_of(ann.call, "UndropTable", {"id": ["s", "a"], **moved}))
+    ann.call("UndropTable", {"id": ["s", "a"]})
+    ann.drop_namespace({"id": ["s"], "behavior": "Cascade"})
+    assert "classify otherwise" in str(
+        error_of(ann.call, "UndropNamespace", {"id": ["s"], "new_namespace_id": ["t", "s"]})
+    )
+
+
 def test_transaction_is_seen_by_who_asked_and_by_who_sees_the_table(catalog: Catalog) -> None:
     catalog.table("t")
     catalog.grant("ann", "alter", table=("t",))
@@ -339,6 +358,9 @@ def test_creator_has_all_privileges_but_to_run_code_and_to_administer(catalog: C
             "administer",
             "create_function",
             "manage_secrets",
+            "classify",
+            "legal_hold",
+            "approve",
         ]
     job = {"name": "export", "table": ["t"], "arguments": {}}
     assert "run_udfs" in str(error_of(ann.call, "SubmitJob", job))

@@ -14,7 +14,7 @@ from lance_namespace.errors import (
 )
 
 from tests.access.conftest import Catalog
-from tiltyard.model.privileges import ALL, privilege_names
+from tiltyard.model.principals import ALL, privilege_names
 
 EVERYTHING = privilege_names(ALL)
 READER = {"grantee": "bob", "privileges": ["read"]}

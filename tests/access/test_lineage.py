@@ -9,7 +9,7 @@ import pytest
 from lance_namespace.errors import NamespaceNotFoundError
 
 from tests.access.conftest import Catalog
-from tiltyard.model.column_lineage import ColumnInput, ColumnOrigin, Origins
+from tiltyard.model.columns.lineage import ColumnInput, ColumnOrigin, Origins
 from tiltyard.model.lineage import CommitLineage, LineageSource
 from tiltyard.store.tables.lineage import LineageRecord
 

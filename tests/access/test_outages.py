@@ -99,6 +99,6 @@ def test_grants_that_cannot_be_looked_up_are_unavailable_not_allowed(
 
 def test_operation_without_a_declaration_is_for_administrators_alone(catalog: Catalog) -> None:
     handler = Handler(lambda ctx, request: None, lambda ctx, request: False, None)
-    ctx = type("Ctx", (), {"principal": Principal("ann")})()
+    ctx = type("Ctx", (), {"principal": Principal("ann"), "is_unchecked": False})()
     with pytest.raises(PermissionDeniedError):
         handler.authorize(ctx, None)

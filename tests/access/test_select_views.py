@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from lance_namespace.errors import (
     InvalidTableStateError,
@@ -132,3 +133,27 @@ def test_properties_that_are_no_view_leave_a_table_a_table(home: Catalog) -> Non
         assert home.as_("ann").call("DescribeTable", {"id": fields["id"]}).location
         with pytest.raises(InvalidTableStateError):
             home.as_("ann").call("CountTableRows", {"id": fields["id"]})
+
+
+def test_copy_of_a_classified_column_is_masked_for_whom_it_is_masked_in_the_source(home: Catalog) -> None:
+    home.grant("ann", "read", table=("s", "t"))
+    run(home, create(home, with_no_data=False, source_query="SELECT id AS number, vector FROM s.t").job_id)
+    home.grant("bob", "read", namespace=("v",))
+    request = {"id": ["v", "view"], "k": 3, "vector": {}, "columns": {"column_names": ["number"]}}
+
+    def read(who: Any) -> list[Any]:
+        return pa.ipc.open_file(who.query_table(request)).read_all()["number"].to_pylist()
+
+    assert None not in read(home.as_("bob"))
+    home.owner.call("SetClassificationPolicy", {"name": "ids", "key": "pii", "mask": "null"})
+    classified = {"object_kind": "column", "id": ["s", "t"], "column": "id", "key": "pii", "value": "id"}
+    home.owner.call("SetClassification", classified)
+    home.refresh_rights()
+    assert read(home.as_("bob")) == [None, None, None]
+    assert None not in read(home.owner)
+    (listed,) = home.owner.call("ListClassifications", {"object_kind": "table", "id": ["v", "view"]})["classifications"]
+    assert (listed["column"], listed["key"], listed["value"]) == ("number", "pii", "id")
+    assert listed["inherited_from"] == {"object_kind": "column", "id": ["s", "t"], "column": "id"}
+    home.owner.call("UnsetClassification", {name: classified[name] for name in ("object_kind", "id", "column", "key")})
+    home.refresh_rights()
+    assert None not in read(home.as_("bob"))

@@ -51,7 +51,7 @@ def attack(
     return attackers
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.extended)])
 def test_server_with_as_many_silent_connections_as_descriptors_serves_who_comes_and_who_is_known(
     tmp_path: Path, workers: str
 ) -> None:

@@ -206,11 +206,12 @@ def test_call_without_a_message_ends_in_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.extended
+@pytest.mark.timeout(600)  # the query's process starts first, which takes minutes where others start a hundred
 def test_connection_that_reads_nothing_of_an_answer_ends(tmp_path: Path) -> None:
     text = "x" * 50_000  # gRPC itself takes a shorter answer
     handle = QueryHandle.of(f"SELECT x, x || 'y' AS y FROM (SELECT '{text}' AS x)", (), ())
     ticket = MESSAGES["Ticket"](ticket=handle.ticket).SerializeToString()
-    with victim(tmp_path, environ={"TILTYARD_SEND_TIMEOUT": "1"}) as attacked, RawCalls(attacked.port, 120) as calls:
+    with victim(tmp_path, environ={"TILTYARD_SEND_TIMEOUT": "1"}) as attacked, RawCalls(attacked.port, 400) as calls:
         calls.greet(window=0)
         unread = calls.begin("DoGet", *attacked.credentials)
         calls.send(unread, message(len(ticket)) + ticket, ends=True)

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 SAMPLE_SECONDS = 0.02
-FAMILY_SAMPLES = 10
-"""After so many samples it looks for new descendants, which takes much longer than a sample."""
+EXACT_SAMPLES = 10
+"""After so many samples it looks for new descendants, and counts pages that processes share by parts.
+
+That takes much longer than a sample, and holds up what the process does with its memory meanwhile.
+"""
 
 measured: list[MemoryWatchdog] = []
 """Those that have watched since a test began: the table of attacks shows the highest peak of them."""
@@ -53,12 +56,17 @@ class MemoryWatchdog:
 
     def _sample(self) -> None:
         family: list[int] = []
+        highest = 0
         for number in itertools.count():
             if self._ended.wait(SAMPLE_SECONDS):
                 return
-            if number % FAMILY_SAMPLES == 0:
+            is_exact = number % EXACT_SAMPLES == 0
+            if is_exact:
                 family = list(_family(self.pid))
-            self._note(_resident_mib(family))
+            mapped = sum(map(_mapped_pages, family))
+            if is_exact or mapped > highest:
+                self._note(_resident_mib(family))
+            highest = max(highest, mapped)
 
     def look(self) -> float:
         """Take a sample now, and return it."""
@@ -112,6 +120,14 @@ def _is_java(pid: int) -> bool:
         return Path(f"/proc/{pid}/exe").readlink().name == "java"
     except OSError:
         return False
+
+
+def _mapped_pages(pid: int) -> int:
+    """Return how many pages of memory one process has, which is told at once; shared ones are counted in each."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except OSError:  # it has ended
+        return 0
 
 
 def _resident_kib(pid: int) -> int:

@@ -1,22 +1,18 @@
-"""The audit trail, the content of its records and its sinks."""
+"""The audit trail, the content of its records and its file."""
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import urllib3
 from lance_namespace.errors import ServiceUnavailableError
 
 from tests.audit.conftest import eventually
 from tests.store.test_audit import NOON, record
-from tiltyard.audit import object_ids, redact_context, sinks, to_entry, trail
-from tiltyard.audit.sinks import RETRIES, LineSink, WebhookSink
-from tiltyard.audit.trail import AuditLevel, AuditTrail
+from tiltyard.audit import object_ids, redact_context, to_entry, trail
+from tiltyard.audit.trail import AuditLevel, AuditLines, AuditTrail
 from tiltyard.config import ConfigError, Settings
 from tiltyard.model.modes import Outcome
 from tiltyard.model.spec import models
@@ -218,10 +214,10 @@ def test_redact_context_hides_what_looks_like_a_secret_whatever_its_name(value: 
 
 def test_lines_go_on_in_a_new_file_when_the_old_one_is_moved(tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
-    lines = LineSink(str(file))
-    lines.send([to_entry(record(NOON, "a")), to_entry(record(NOON, "b"))])
+    lines = AuditLines(str(file))
+    lines.write([to_entry(record(NOON, "a")), to_entry(record(NOON, "b"))])
     file.rename(tmp_path / "old.jsonl")
-    lines.send([to_entry(record(NOON, "c"))])
+    lines.write([to_entry(record(NOON, "c"))])
     assert [json.loads(line)["record_id"] for line in file.read_text().splitlines()] == ["c"]
     assert len((tmp_path / "old.jsonl").read_text().splitlines()) == 2
     assert file.stat().st_mode & 0o027 == 0
@@ -230,92 +226,11 @@ def test_lines_go_on_in_a_new_file_when_the_old_one_is_moved(tmp_path: Path) -> 
 def test_lines_that_cannot_be_written_are_counted_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "logs"
     folder.mkdir()
-    lines = LineSink(str(folder / "audit.jsonl"))
+    lines = AuditLines(str(folder / "audit.jsonl"))
     (folder / "audit.jsonl").unlink()
     folder.rmdir()
-    lines.send([to_entry(record(NOON))])
-    assert lines.lost_count() == 1
+    lines.write([to_entry(record(NOON))])
+    assert lines.lost == 1
     assert "1 audit records are not in" in caplog.text
     with pytest.raises(ConfigError, match="cannot be written"):
-        LineSink(str(folder / "audit.jsonl"))
-
-
-class Receiver:
-    """A webhook: answers with these statuses in turn, the last one from then on."""
-
-    def __init__(self, *statuses: int) -> None:
-        self.events: list[tuple[dict[str, str], dict[str, Any]]] = []
-        receiver = self
-        answers = list(statuses)
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                receiver.events.append((dict(self.headers.items()), json.loads(body)))
-                self.send_response(answers.pop(0) if len(answers) > 1 else answers[0])
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                """Be silent."""
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/events"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-
-
-QUICK = RETRIES.new(backoff_factor=0.0)
-
-
-def test_webhook_gets_a_cloud_event_and_is_tried_again_with_the_same_id() -> None:
-    receiver = Receiver(503, 429, 204)
-    webhook = WebhookSink(receiver.url, {"authorization": "Bearer hook"}, QUICK)
-    webhook.send([to_entry(record(NOON, "a"))])
-    eventually(lambda: len(receiver.events) == 3)
-    webhook.close()
-    receiver.close()
-    headers, event = receiver.events[-1]
-    assert [entry["id"] for _, entry in receiver.events] == ["a", "a", "a"]
-    assert (headers["content-type"], headers["authorization"]) == ("application/cloudevents+json", "Bearer hook")
-    assert {name: event[name] for name in ("specversion", "type", "source", "subject", "time")} == {
-        "specversion": "1.0",
-        "type": "io.tiltyard.audit.call.v1",
-        "source": "/tiltyard",
-        "subject": "library$books",
-        "time": "2023-11-14T22:13:20.000Z",
-    }
-    assert event["data"]["operation"] == "CreateTable" and webhook.lost_count() == 0
-    assert (webhook.target, webhook.name) == ("webhook", "audit"), "lost records are counted by sink, queues by kind"
-
-
-def test_webhook_that_refuses_or_is_not_there_is_counted_and_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
-    receiver = Receiver(403)
-    webhook = WebhookSink(receiver.url, {}, QUICK)
-    webhook.send([to_entry(record(NOON, "a"))])
-    eventually(lambda: webhook.lost_count() == 1)
-    receiver.close()
-    webhook.send([to_entry(record(NOON, "b"))])
-    eventually(lambda: webhook.lost_count() == 2)
-    webhook.close()
-    assert "audit event a is not with the webhook: status 403" in caplog.text
-
-
-def test_webhook_queue_that_is_full_drops_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sinks, "MAX_QUEUED_EVENTS", 2)
-    started, go_on = threading.Event(), threading.Event()
-
-    def wait(self: WebhookSink, entry: models.AuditEntry) -> None:
-        started.set()
-        go_on.wait(10)
-
-    monkeypatch.setattr(WebhookSink, "_post", wait)
-    webhook = WebhookSink("http://127.0.0.1:9", {}, urllib3.Retry(0))
-    webhook.send([to_entry(record(NOON))])
-    assert started.wait(10)
-    webhook.send([to_entry(record(NOON, str(number))) for number in range(5)])
-    assert webhook.lost_count() == 3
-    go_on.set()
-    webhook.close()
+        AuditLines(str(folder / "audit.jsonl"))

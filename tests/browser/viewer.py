@@ -19,7 +19,7 @@ WIDTHS = (360, 1280, 2560)
 DARK_WIDTH = 1280
 HEIGHT = 900
 MAX_PAGE_BYTES = 300 * 1024
-PATIENCE_MS = 60_000
+PATIENCE_MS = 150_000
 MAX_BAR = 64
 """Pixels that the bar may be high."""
 COLOUR_RULES = ("color-contrast", "link-in-text-block")

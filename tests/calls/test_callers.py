@@ -12,9 +12,11 @@ import pytest
 from lance_namespace.errors import ErrorCode, LanceNamespaceError, from_error_code
 
 import tiltyard
+from tests.services.protections import NOTHING_PROTECTED
 from tests.services.secured import Secured, secured_server
 from tests.services.stub_catalog import StubRequest, stub_catalog
 from tiltyard.api.errors import STATUS
+from tiltyard.bootstrap import register_operations
 from tiltyard.calls import caller as calls
 from tiltyard.calls import in_process_caller
 from tiltyard.calls.caller import Caller
@@ -37,6 +39,12 @@ class Place:
     def callers(self, principal: str) -> dict[str, Caller]:
         key = key_headers(self.secured.keys[principal])
         return {"http": HttpCaller(self.secured.url, key), "process": self.namespaces[principal].caller(5)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def operations() -> None:
+    """Register the operations, also for a test that runs alone and opens no catalog."""
+    register_operations()
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +211,9 @@ def tries(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
                 return replace(handler, doubles=declared(name).doubles)
 
             monkeypatch.setattr(in_process_caller, "find_handler", find_handler)
-            services: Any = SimpleNamespace(settings=SimpleNamespace(root="here"))
+            services: Any = SimpleNamespace(
+                settings=SimpleNamespace(root="here"), protections=NOTHING_PROTECTED, decisions=None
+            )
             caller = InProcessCaller(services, OPERATOR)
         yield make
         caller.close()

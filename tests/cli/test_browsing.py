@@ -18,7 +18,7 @@ from tests.cli.conftest import Run, printed, records, refused, run_command
 from tests.services.server import ServerProcess
 from tiltyard.cli import main
 from tiltyard.cli.browsing.changes import way_back
-from tiltyard.model.typed_ids import TypedId
+from tiltyard.model.text.typed_ids import TypedId
 
 
 def test_ls_lists_namespaces_with_a_dot_and_tables_by_ids(run: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sqlite3
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from click.testing import CliRunner
 
 import tiltyard
 from tiltyard.cli import main
+from tiltyard.config import Settings
 from tiltyard.runtime.system_memory import SystemMemory
 from tiltyard.server import doctor
+from tiltyard.server.startup_checks import MAX_TEMPORARY_PATH_BYTES, check_exposure
 
 WRONG = 3
 
@@ -92,6 +95,19 @@ def test_settings_that_cannot_work_are_wrong(
     status, said = examine(*place, *arguments, environ=environ or storage)
     assert status == WRONG
     assert said[subject].startswith("wrong:") and text in said[subject]
+
+
+def test_folder_of_temporary_files_whose_sockets_would_not_start_is_wrong_and_told_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / ("x" * MAX_TEMPORARY_PATH_BYTES)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    status, said = examine("--root", str(tmp_path / "new"))
+    assert status == WRONG
+    assert "set TMPDIR to a shorter one" in said["Temporary files"]
+    check_exposure(Settings(root=str(tmp_path)), "127.0.0.1")
+    assert "SQL will fail" in caplog.text and "set TMPDIR to a shorter one" in caplog.text
 
 
 def test_settings_that_surprise_are_warnings_with_what_to_do(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tests.cli.cutting_proxy import CuttingProxy
 from tests.openlineage.validation import check_event
 from tests.services.server import ServerProcess
 from tests.services.wire import stream
-from tiltyard.cli.transfer import import_file, import_source, import_state
+from tiltyard.cli.transfer import import_file, import_source
 from tiltyard.model.settings.openlineage import OpenLineageSettings
 from tiltyard.pipeline.openlineage import emitter as events
 
@@ -227,7 +227,7 @@ def test_import_that_is_interrupted_goes_on_and_one_that_had_published_adds_noth
         interrupted.setattr(import_file, "_send_part", interrupting(import_file._send_part, after=2))
         assert "the same command goes on" in refused(run(*command), 130)
     with monkeypatch.context() as killed:
-        killed.setattr(import_state.ImportFile, "remove", lambda self: None)
+        killed.setattr(import_file.ImportFile, "remove", lambda self: None)
         assert "2 of 3 parts" in run(*command).stderr
     assert printed(run(*command)) == f"60 rows are in {table}, as version 1\n"  # it had published: that is all
     assert printed(run("count", table)) == "60\n"

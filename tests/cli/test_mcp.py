@@ -52,7 +52,10 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         catalog.write("CreateTable", FILMS.to_reader(), "3", id=["bound", "films"])
         query = "SELECT * FROM bound.films"
         catalog.call("CreateView", id=["bound", "all"], query=query)
-        masks = [{"column": "text", "mask": "hide"}, {"column": "title", "mask": "null"}]
+        masks = [{"column": "title", "mask": "null"}]
+        classified = {"object_kind": "column", "column": "text", "key": "pii"}
+        catalog.call("SetClassification", id=["bound", "films"], **classified)
+        catalog.call("SetClassificationPolicy", name="personal", key="pii", mask="hide")
         catalog.call("SetTablePolicy", id=["bound", "films"], name="own", filter="year > 1955", masks=masks)
         catalog.call("GrantPrivileges", object_kind="namespace", id=["bound"], grantee="bob", privileges=["read"])
         catalog.close()

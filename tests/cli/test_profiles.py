@@ -74,7 +74,7 @@ def test_administration_goes_to_the_server_of_the_profile(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert "no catalog" in refused(run_command("whoami"), 4)
-    assert "--url" in refused(run_command("whoami", "--key", secured.keys["ann"]), 2)
+    assert "--server" in refused(run_command("whoami", "--key", secured.keys["ann"]), 2)
     printed(run_command("login", secured.url, "--profile", "ann", stdin=f"{secured.keys['ann']}\n"))
     printed(run_command("login", secured.url, stdin=f"{secured.keys['administrator']}\n"))
     assert printed(run_command("whoami")).startswith("principal:  administrator")

@@ -142,6 +142,20 @@ def test_add_column_by_sql_by_type_and_computed(run: Run) -> None:
     )
 
 
+def test_erase_asks_waits_and_prints_the_signed_report(run: Run) -> None:
+    printed(run("create", "erased", "--as", "SELECT id, title FROM films"))
+    before = int(printed(run("count", "erased")))
+    wish = ("erase", "erased", "--where", "id = 3", "--values-of", "title")
+    assert "add --yes" in refused(run(*wish), 2)
+    said = printed(run(*wish, "--yes", "--reference", "request 1"))
+    assert "  complete\n" in said and "erased: 1 rows, " in said and "by hand: Backups" in said
+    [entry] = records(run("erase", "list", "--format", "jsonl"))
+    assert (entry["table"], entry["outcome"], entry["reference"]) == ("erased", "complete", "request 1")
+    shown = json.loads(printed(run("erase", "show", entry["erasure"], "--format", "json")))
+    assert shown["report"]["tables"][0]["versions_ended"] > 0 and shown["signature"].startswith("v1,")
+    assert int(printed(run("count", "erased"))) == before - 1
+
+
 def test_update_and_delete_count_ask_and_say_the_way_back(run: Run) -> None:
     printed(run("create", "changed", "--as", "SELECT id, title, year FROM films"))
     old = ("changed", "--where", "year < 1960")

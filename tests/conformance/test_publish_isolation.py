@@ -13,8 +13,9 @@ from lance_namespace.errors import InvalidInputError, TableNotFoundError
 
 import tiltyard
 from tests.conformance.conftest import Raw
-from tests.conformance.isolation_checker import Transaction, find_anomalies, run_history
 from tests.conformance.test_publish import ROWS, OutsideView, client, outside, write
+from tests.histories.anomalies import Outcome
+from tests.histories.publications import Lists, judge_publications, run_history
 
 __all__ = ["client", "outside"]
 
@@ -168,45 +169,11 @@ def test_batch_commit_checks_versions_as_its_own_operation(raw: Raw, client: Any
     assert check().status_code == 400, "a version is required"
 
 
-@pytest.mark.parametrize(
-    ("history", "final", "found"),
-    [
-        ([Transaction({"a": []}, {"a": 1}), Transaction({"a": [1]}, {"a": 2})], {"a": [1, 2]}, {}),
-        (
-            [Transaction({"a": []}, {"b": 1}), Transaction({"b": []}, {"a": 2})],
-            {"a": [2], "b": [1]},
-            {"G2": 2},
-        ),
-        (
-            [Transaction({}, {"a": 1, "b": 2}), Transaction({"a": [], "b": [2]})],
-            {"a": [1], "b": [2]},
-            {"G-single": 1},
-        ),
-        (
-            [Transaction({}, {"a": 1, "b": 2}), Transaction({}, {"a": 3, "b": 4})],
-            {"a": [1, 3], "b": [4, 2]},
-            {"G0": 2},
-        ),
-        (
-            [Transaction({"b": [2]}, {"a": 1}), Transaction({"a": [1]}, {"b": 2})],
-            {"a": [1], "b": [2]},
-            {"G1c": 2},
-        ),
-        ([Transaction({"a": [7]}), Transaction({}, {"a": 1})], {"a": []}, {"G1a": 1, "lost": 1}),
-    ],
-)
-def test_checker_names_the_anomalies_of_known_histories(
-    history: list[Transaction], final: dict[str, list[int]], found: dict[str, int]
-) -> None:
-    assert find_anomalies(history, final) == found
-
-
 @pytest.mark.parametrize("isolation", ["serializable", "snapshot"])
 def test_publish_in_random_histories_has_the_anomalies_of_its_isolation_alone(
     client: Any, outside: OutsideView, isolation: str
 ) -> None:
-    names = [outside.id(f"list{number}") for number in range(3)]
-    history, final, _ = run_history(client, names, isolation, threads=4, transactions=8, seed=1)
-    assert len(history) > 8, "they came through"
-    allowed = {"G-single", "G2"} if isolation == "snapshot" else set[str]()
-    assert set(find_anomalies(history, final)) <= allowed
+    lists = Lists([outside.id(f"list{number}") for number in range(3)], isolation)
+    history, final = run_history(client, lists, threads=4, transactions=8, seed=1)
+    assert sum(entry.outcome is Outcome.PUBLISHED and bool(entry.appends) for entry in history) > 8, "they came through"
+    assert not judge_publications(lists, history, final)

@@ -19,7 +19,7 @@ from tests.console.test_sign_in import PATIENCE_SECONDS, sign_in
 from tests.services.console_data import BIDI, make_tables
 from tests.services.secured import Secured, secured_server
 from tiltyard.console.sql_editor.results import MAX_CELLS, MAX_ROWS
-from tiltyard.model.sql_text import sql_name
+from tiltyard.model.text.sql_text import sql_name
 
 CSRF = re.compile(r'name="csrf" value="([0-9a-f]{64})"')
 LONG = "SELECT sum(a.id * b.id * c.id * d.id) AS n FROM cinema.films a, cinema.films b, cinema.films c, cinema.films d"

@@ -14,7 +14,7 @@ from tests.access.scenes import send
 from tests.services.server import ServerProcess
 from tests.services.wire import Wire, stream
 from tiltyard.console.versions import comparison
-from tiltyard.console.versions.history import is_within
+from tiltyard.console.versions.timeline import is_within
 from tiltyard.model.spec import models, operations
 
 CSRF = re.compile(r'name="csrf" value="([0-9a-f]{64})"')

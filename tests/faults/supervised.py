@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from tiltyard.server import supervisor
-from tiltyard.server.child_process import Heartbeats
+from tiltyard.server.supervisor import Heartbeats
 
 
 def toy(parent: Connection, folder: Path) -> None:

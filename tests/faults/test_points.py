@@ -27,10 +27,9 @@ OTHER_POINTS = {
     Point.BEFORE_BACKUP_COPY: "backup/test_backup.py",
     Point.BEFORE_BACKUP_POINT: "backup/test_backup.py",
     Point.BEFORE_RESTORED_CATALOG: "backup/test_backup.py",
-    Point.BEFORE_TAGS: "faults/test_snapshot_kills.py",
-    Point.BETWEEN_TAGS: "faults/test_snapshot_kills.py",
-    Point.AFTER_TAGS: "faults/test_snapshot_kills.py",
     Point.BEFORE_SCHEDULED_JOB: "faults/test_schedule_kills.py",
+    Point.EVENT_SENT: "events/test_kills.py",
+    Point.WRITE: "faults/sweep/process.py",
 }
 """Points that no commit on a disk passes, and the tests that reach them."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import pytest
 from tiltyard.api.deadlines import Deadline, DeadlineExceededError
 from tiltyard.flight import queries, service
 from tiltyard.flight.messages import MESSAGES
-from tiltyard.flight.queries import Queries, QueryState, SubmittedQuery
+from tiltyard.flight.queries import AnsweredQuery, Queries, QueryState, SubmittedQuery
 from tiltyard.flight.query_messages import join_messages
 from tiltyard.flight.query_starter import QueryStarter, _Slot
 from tiltyard.flight.service import FlightService
@@ -98,6 +99,24 @@ class ProducedQuery:
         self.end.wait(60)
         self.has_ended = True
         return []
+
+
+async def _read_to_its_end() -> tuple[SubmittedQuery, weakref.ref[AnsweredQuery], list[bytes | None]]:
+    ctx: Any = SimpleNamespace(
+        principal=SimpleNamespace(name="ann"), settings=SimpleNamespace(max_result_bytes=0, send_timeout=60)
+    )
+    answered = AnsweredQuery(pa.schema([]), (), (), [b"rows"])
+    with ThreadPoolExecutor(1) as pool:
+        handle: Any = SimpleNamespace(id="one")
+        query = SubmittedQuery(ctx, handle, answered, Deadline.start(60, "query"), pool)
+        return query, weakref.ref(answered), [message async for message in query.messages(60)]
+
+
+def test_query_that_was_read_to_its_end_keeps_no_rows_and_is_kept_by_no_timer() -> None:
+    query, answered, messages = asyncio.run(_read_to_its_end())
+    assert messages == [b"rows"]
+    assert answered() is None
+    assert query._expiry.cancelled()
 
 
 async def _states_while_it_runs() -> list[Any]:

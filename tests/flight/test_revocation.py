@@ -83,6 +83,18 @@ def test_query_is_not_handed_over_after_a_policy_was_set_or_changed(sql: SqlServ
         assert len(cy.stream("DoGet", latest.info.endpoint[0].ticket)) == 2
 
 
+def test_query_is_not_handed_over_once_a_column_is_classified_that_a_policy_masks(sql: SqlServer) -> None:
+    with table_of(sql) as call, sql.channel("cy") as cy:
+        call("SetClassificationPolicy", name="texts", key="pii", mask="expression", expression="left(value(), 3)")
+        polled = submitted(cy, SCAN)
+        call("SetClassification", id=["secrets"], object_kind="column", column="text", key="pii")
+        check_refused(cy, polled, "A policy of the table secrets has changed", is_described=True)
+        (first, *_) = cy.stream("DoGet", submitted(cy, SCAN).info.endpoint[0].ticket)
+        assert first is not None
+        assert sql.lancedb("cy").open_table("secrets").search().limit(1).to_list()[0]["text"] == "row"
+        call("DropClassificationPolicy", name="texts")
+
+
 def test_query_is_not_handed_over_after_another_table_took_its_name(sql: SqlServer) -> None:
     with table_of(sql) as call, sql.channel("cy") as cy:
         polled = submitted(cy, SCAN)

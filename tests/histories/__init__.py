@@ -1,1 +1,1 @@
-"""Histories of several servers under faults, judged by porcupine, a checker of linearizability written by others."""
+"""Histories of several servers under faults, judged by porcupine, of others, and by cycles of what was read."""

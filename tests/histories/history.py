@@ -16,6 +16,7 @@ import httpx
 CHECKER = Path(__file__).parent / "porcupine"
 OK, ILLEGAL = "Ok", "Illegal"
 DONE, REFUSED = "done", "refused"
+READS = ("get", "has", "list", "read")
 
 
 @dataclass(slots=True)
@@ -43,7 +44,9 @@ class History:
     def record(
         self, call: Call, ask: Callable[[], httpx.Response], read: Callable[[Call, httpx.Response], None]
     ) -> None:
-        """Make a call by `ask`, and add it with what `read` takes from the response; a read without one is left out.
+        """Make a call by `ask`, and add it with what `read` takes from the response.
+
+        Left out are reads without one, and calls that do not know their object without one.
 
         Raises AssertionError for a response that no client should get.
         """
@@ -58,8 +61,12 @@ class History:
         if response is not None and response.status_code < 500:
             read(call, response)
             call.end = time.monotonic_ns()
-        elif call.action in ("get", "has", "read"):
+        elif call.action in READS or not call.object:
             return
+        self.add(call)
+
+    def add(self, call: Call) -> None:
+        """Add a call, or what happens by itself, as a call."""
         with self._lock:
             self.calls.append(call)
 

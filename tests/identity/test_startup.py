@@ -167,7 +167,7 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     return files
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.extended)])
 def test_serve_with_a_certificate_serves_https_only(tmp_path: Path, workers: str) -> None:
     chain, key = certificate(tmp_path)
     flags = ("--tls-certificate", str(chain), "--tls-key", str(key), "--workers", workers)

@@ -17,11 +17,12 @@ import pytest
 from lance_namespace.errors import InvalidInputError
 
 import tiltyard
-from tiltyard.lake.catalog import Lake, LakeNamespace
-from tiltyard.lake.changes import Changes
+from tiltyard.lake.catalog import Lake
+from tiltyard.lake.namespace import LakeNamespace
 from tiltyard.lake.runs import Run
 from tiltyard.lake.snapshots import Snapshot, SnapshotTable
-from tiltyard.lake.table import Table
+from tiltyard.lake.tables.changes import Changes
+from tiltyard.lake.tables.table import Table
 from tiltyard.lake.views import View
 from tiltyard.model.jobs import PIPELINE_JOBS
 from tiltyard.model.spec import models, strict_schemas

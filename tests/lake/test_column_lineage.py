@@ -16,7 +16,7 @@ import tiltyard
 from tiltyard.change_feed.table_history import read_transaction
 from tiltyard.cli import main
 from tiltyard.lake import Lineage
-from tiltyard.model import column_lineage
+from tiltyard.model.columns import lineage as column_lineage
 from tiltyard.model.lineage import LINEAGE_PROPERTY, TOO_MANY_COLUMNS, CommitLineage
 
 

@@ -28,7 +28,7 @@ from tests.cli.conftest import wait_for
 from tests.services.secured import Secured, secured_server
 from tiltyard.calls.http_caller import HttpCaller, key_headers
 from tiltyard.lake.operations.guesses import LAKE_GUESSES, TABLE_GUESSES
-from tiltyard.model.sql_text import sql_literal
+from tiltyard.model.text.sql_text import sql_literal
 
 VECTORS = pa.array([[float(number), 0.0] for number in range(10)], pa.list_(pa.float32(), 2))
 FILMS = pa.table({"id": range(10), "title": [f"film {number}" for number in range(10)], "vector": VECTORS})

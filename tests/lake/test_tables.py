@@ -27,7 +27,7 @@ from lance_namespace.errors import (
 
 import tiltyard
 from tests.services.server import ServerProcess
-from tiltyard.lake.sources import BATCH_ROWS, open_stream
+from tiltyard.lake.tables.sources import BATCH_ROWS, open_stream
 
 ROWS = {"id": list(range(100)), "title": [f"film {number}" for number in range(100)]}
 

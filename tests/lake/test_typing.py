@@ -1,4 +1,4 @@
-"""The API has types: mypy takes a user's code and the examples of docs/pipeline.md, and finds a user's mistakes."""
+"""The API has types: mypy takes a user's code and the examples of the pipeline's pages, and finds a user's mistakes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/pipeline.md").read_text()
+from tests.spark.test_page import DOCS, PIPELINE_PAGES
+
+PAGES = "".join((DOCS / page).read_text() for page in PIPELINE_PAGES)
 
 CODE = """
 import pandas as pd
@@ -58,7 +60,7 @@ WRONG = {
 
 @pytest.mark.extended  # mypy takes seconds to read the package
 def test_mypy_takes_code_of_users_and_finds_its_mistakes(tmp_path: Path) -> None:
-    examples = "\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
+    examples = "\n".join(re.findall(r"```python\n(.*?)```", PAGES, re.DOTALL))
     head = "import tiltyard\n\nfilms = tiltyard.connect('data').table('films')\n"
     (tmp_path / "code.py").write_text(CODE)
     (tmp_path / "examples.py").write_text(examples)

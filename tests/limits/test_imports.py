@@ -67,7 +67,7 @@ def test_server_imports_nothing_that_it_has_no_use_for(tmp_path: Path, workers: 
     (tmp_path / "sitecustomize.py").write_text(WATCH)
     modules_file = tmp_path / "seen"
     environ = {"PYTHONPATH": str(tmp_path), "WATCHED": str(modules_file)}
-    server = ServerProcess(tmp_path / "root", "--workers", workers, environ=environ)
+    server = ServerProcess(tmp_path / "root", "--workers", workers, environ=environ, forked=False)
     with Wire(server.url) as wire:
         work(wire)
     assert server.stop() == 0

@@ -59,7 +59,8 @@ def test_metrics_count_requests_by_operation_and_status(tmp_path: Path) -> None:
         "audit records waiting",
         "queries running",
     }
-    assert loads["bytes"] >= {"bytes of rows in memory", "bytes of vectors in memory", "bytes of tables on disk"}
+    assert loads["bytes"] >= {f"bytes of {what}" for what in ("rows in memory", "vectors in memory", "tables on disk")}
+    assert {"bytes of Lance's pages in memory", "bytes of memory that the allocator has given out"} <= loads["bytes"]
     assert loads["events_total"] >= {"audit records lost", "searches of vectors in memory", "reads of tables on disk"}
     for unit, names in loads.items():
         assert all(("bytes" in name) == (unit == "bytes") for name in names), names

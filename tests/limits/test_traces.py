@@ -14,9 +14,9 @@ from tests.services.collector import Collector
 from tests.services.server import ServerProcess
 from tests.services.wire import Wire, stream
 from tiltyard.config import ConfigError, load_settings
-from tiltyard.runtime import current_request
-from tiltyard.runtime.current_request import CurrentRequest, JsonFormatter, working_on
+from tiltyard.runtime import tracing
 from tiltyard.runtime.pool import Pool
+from tiltyard.runtime.tracing import CurrentRequest, JsonFormatter, working_on
 
 ROWS = pa.table({"id": pa.array(range(10), pa.int64())})
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -112,7 +112,7 @@ def test_log_lines_are_json(server: ServerProcess) -> None:
 
 def test_log_line_within_a_request_has_the_ids_of_request_and_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the thread of an executor, too, where the request's work is done."""
-    monkeypatch.setattr(current_request, "_is_tracked", True)
+    monkeypatch.setattr(tracing, "_is_tracked", True)
     provider = TracerProvider()
     span = provider.get_tracer("test").start_span("request")
     formatter = JsonFormatter()

@@ -52,14 +52,16 @@ class Model:
         """The functions whose actions it has: the name of each, and its file below `src/tiltyard`."""
         return sorted(set(_ACTION.findall(self.path.read_text())))
 
-    def check(self, folder: Path, twin: str | None = None) -> Verdict:
+    def check(self, folder: Path, twin: str | None = None, *switches: str) -> Verdict:
         """Look at every state of the model, or of a twin. `folder` is an empty one to work in.
+
+        `switches` are further ones of the preprocessor.
 
         Raises ValueError if Spin or the compiler refuses it, or not every state was looked at.
         """
-        shutil.copy(self.path, folder / "model.pml")
-        switches = [] if twin is None else [f"-D{twin}"]
-        _run(folder, "spin", "-a", *switches, "model.pml")
+        prepare(self, folder)
+        named = [f"-D{switch}" for switch in (twin, *switches) if switch is not None]
+        _run(folder, "spin", "-a", *named, "model.pml")
         _run(folder, *_COMPILER, "-O1" if twin is None else "-O0")  # a twin is refuted early: what costs is to compile
         said = _run(folder, "./verify", f"-m{MAX_DEPTH}")
         result, states = _RESULT.search(said), _STATES.search(said)
@@ -81,6 +83,13 @@ def models() -> list[Model]:
 def is_installed() -> bool:
     """Return whether this machine has Spin, and a compiler for its verifiers."""
     return shutil.which("spin") is not None and shutil.which("gcc") is not None
+
+
+def prepare(model: Model, folder: Path) -> None:
+    """Copy a model to a folder to work in, with what it includes."""
+    shutil.copy(model.path, folder / "model.pml")
+    for header in MODELS.glob("*.h"):
+        shutil.copy(header, folder)
 
 
 def _run(folder: Path, *command: str) -> str:

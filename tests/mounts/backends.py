@@ -81,7 +81,7 @@ def new_namespace(catalog: MountedCatalog) -> Id:
     return namespace
 
 
-DIRECTORY_CANNOT = frozenset(("update_namespace_properties", "update_table_properties", "rename_table"))
+DIRECTORY_CANNOT = frozenset(("update_table_properties", "rename_table"))
 DIRECTORY_CANNOT_HOLD = ("a$b", "a/b", "ä", "a%b", "a b", ".")
 
 
@@ -246,7 +246,7 @@ def nessie_backend(url: str, store: S3Server, bucket: str) -> Backend:
     )
 
 
-LANCE_CANNOT = frozenset(("update_namespace_properties", "update_table_properties"))
+LANCE_CANNOT = frozenset(("update_table_properties",))
 LANCE_CANNOT_HOLD = ("a$b", "a/b", "a%b", "", "..")
 
 

@@ -76,8 +76,6 @@ def test_a_missing_namespace_is_code_1_for_every_method(backend: Backend, catalo
     ]
     if catalog.levels != 0:
         calls += [lambda: catalog.drop_namespace(missing), lambda: catalog.declare_table(Id((*missing, "t")), None, {})]
-    if "update_namespace_properties" not in backend.unsupported:
-        calls.append(lambda: catalog.update_namespace_properties(missing, {"a": "b"}))
     for call in calls:
         with pytest.raises(NamespaceNotFoundError):
             call()
@@ -94,19 +92,6 @@ def test_list_namespaces_in_pages_has_each_once(backend: Backend, catalog: Mount
     assert all(len(page.names) <= 2 for page in pages)
     assert sorted(listed) == sorted(set(listed)) == sorted(catalog.list_namespaces(backend.outer).names)
     assert names <= set(listed)
-
-
-def test_update_namespace_properties_sets_and_removes(backend: Backend, catalog: MountedCatalog) -> None:
-    needs(backend, "update_namespace_properties")
-    name = new_name("ns")
-    catalog.create_namespace(Id((*backend.outer, name)), {"kept": "1", "changed": "1", "removed": "1"})
-    returned = catalog.update_namespace_properties(
-        Id((*backend.outer, name)), {"changed": "2", "removed": None, "added": "3"}
-    )
-    for properties in (returned, catalog.get_namespace(Id((*backend.outer, name)))):
-        assert {key: properties.get(key) for key in ("kept", "changed", "removed", "added")} == {
-            "kept": "1", "changed": "2", "removed": None, "added": "3",
-        }  # fmt: skip
 
 
 def test_drop_namespace_with_a_table_is_code_3(backend: Backend, catalog: MountedCatalog) -> None:
@@ -281,7 +266,6 @@ def test_update_table_properties_sets_and_removes(backend: Backend, catalog: Mou
     assert after == catalog.get_table(table)
     assert after.properties == {"kept": "1", "changed": "2", "added": "3"}
     assert (after.location, after.stable_id) == (before.location, before.stable_id)
-    assert before.version_token is None or before.version_token != after.version_token
     with pytest.raises(InvalidInputError):
         catalog.update_table_properties(table, {"table_type": "parquet"})
     assert table.name in catalog.list_tables(namespace).names
@@ -375,7 +359,6 @@ def test_what_the_backend_cannot_do_is_code_0_and_says_so(
     table = declare(catalog, namespace)
     calls: dict[str, Callable[[], object]] = {
         "create_namespace": lambda: catalog.create_namespace(Id((new_name("ns"),)), {}),
-        "update_namespace_properties": lambda: catalog.update_namespace_properties(namespace, {"a": "b"}),
         "update_table_properties": lambda: catalog.update_table_properties(table.id, {"a": "b"}),
         "rename_table": lambda: catalog.rename_table(table.id, Id((*namespace, new_name("t")))),
     }

@@ -47,7 +47,6 @@ def test_a_wrong_answer_is_an_error_of_the_specification(kind: str) -> None:
             lambda: catalog.list_namespaces(Id(("a",))),
             lambda: catalog.get_namespace(TABLE.parent),
             lambda: catalog.create_namespace(TABLE.parent, {}),
-            lambda: catalog.update_namespace_properties(TABLE.parent, {"a": "b"}),
             lambda: catalog.drop_namespace(TABLE.parent),
             lambda: catalog.list_tables(TABLE.parent, 2),
             lambda: catalog.get_table(TABLE),

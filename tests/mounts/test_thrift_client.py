@@ -18,6 +18,7 @@ from thrift.transport.TTransport import TMemoryBuffer
 
 from tests.services.certificates import CertificateFiles, loopback_certificate
 from tests.services.ports import reserve_port
+from tiltyard.mounts.mount_settings import tls_context
 from tiltyard.mounts.thrift.client import ThriftClient, ThriftLimits
 from tiltyard.mounts.thrift.structs import (
     Entries,
@@ -32,7 +33,6 @@ from tiltyard.mounts.thrift.structs import (
     text_map,
     write_struct,
 )
-from tiltyard.mounts.tls import tls_context
 
 EVERY_TYPE = Struct(
     {

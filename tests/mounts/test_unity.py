@@ -98,12 +98,6 @@ def test_a_table_that_is_not_external_is_not_deregistered(unity: Unity, catalog:
     assert "main.films.t" in unity.tables
 
 
-def test_the_last_property_of_a_namespace_cannot_be_removed(catalog: UnityCatalog) -> None:
-    with pytest.raises(UnsupportedOperationError, match="last property"):
-        catalog.update_namespace_properties(SCHEMA, {"owner": None})
-    assert catalog.get_namespace(SCHEMA) == {"owner": "ada"}
-
-
 @pytest.mark.parametrize(
     ("location", "vended", "options"),
     [

@@ -45,7 +45,7 @@ class _Server(ServerProcess):
     """A server whose syncfs(2) reaches the disk that loses power: the kernel tells no file system in user space."""
 
     def _start_process(self) -> Process:
-        arguments = ["serve", "--root", str(self.root), "--port", str(self._port), *self._flags]
+        arguments = ["serve", "--root", str(self.root), "--port", str(self._port), *self.flags]
         return ForkedProcess(arguments, self._environ, Path.cwd(), module="tests.power.syncing_tiltyard")
 
 

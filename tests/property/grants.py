@@ -34,8 +34,19 @@ PRIVILEGES = (
     "administer",
     "create_function",
     "manage_secrets",
+    "classify",
+    "legal_hold",
+    "approve",
 )
-OWNED = frozenset(PRIVILEGES) - {"run_udfs", "administer", "create_function", "manage_secrets"}
+OWNED = frozenset(PRIVILEGES) - {
+    "run_udfs",
+    "administer",
+    "create_function",
+    "manage_secrets",
+    "classify",
+    "legal_hold",
+    "approve",
+}
 """The privileges granted to creators."""
 NAMESPACES: tuple[Path, ...] = ((), ("a",), ("a", "b"), ("a_2",))
 NAMES = ("t", "t_2")

@@ -18,7 +18,7 @@ from tests.property.histories import PLAIN, STABLE, History
 from tests.tables.served import Server, ask
 from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
-from tiltyard.tables.schema.views import create_materialized_view, refresh_materialized_view
+from tiltyard.tables.views.materialized_views import create_materialized_view, refresh_materialized_view
 from tiltyard.worker import Worker
 
 QUERIES = {

@@ -26,7 +26,7 @@ class CertificateFiles:
 
 
 def loopback_certificate(folder: Path) -> CertificateFiles:
-    """Write a certificate of 127.0.0.1 that is valid for an hour."""
+    """Write a certificate of 127.0.0.1 that is valid for a day."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "tiltyard tests")])
     now = datetime.now(UTC)
@@ -37,7 +37,7 @@ def loopback_certificate(folder: Path) -> CertificateFiles:
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(minutes=5))
-        .not_valid_after(now + timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=1))
         .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
         .sign(key, hashes.SHA256())
     )

@@ -2,7 +2,7 @@
 
 Four fifths of a server's start are imports, and nearly all of the start of one of Spark's Python workers. What is
 forked is a process of its own, with its own environment, sockets, threads and connections, that runs a module as
-`python -m` does; only its command line in /proc is its starter's.
+`python -m` does, or code as `python -c`; only its command line in /proc is its starter's.
 
     python -m tests.services.forked_process SOCKET MODULE…
 
@@ -34,6 +34,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TextIO
 
 HOME = Path(__file__).resolve().parents[2]
@@ -52,6 +53,7 @@ WORKER_MODULES = (
 STARTERS: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
     "servers": (SERVER_MODULES, {}),
     "workers": (WORKER_MODULES, {"PYTHONHASHSEED": "0"}),  # as Spark sets it
+    "sweeps": ((*SERVER_MODULES, "tests.faults.sweep.operations"), {}),
 }
 """What each starter imports, and the variables that it has besides ours."""
 SHARED_FOLDER = "TEST_STARTERS"  # no setting of Tiltyard, which has a list of those
@@ -60,15 +62,17 @@ MAX_ORDER_BYTES = 1 << 18
 
 _WORKER_SCRIPT = """#!{python} -IS
 import json, os, signal, socket, sys
-if sys.argv[1:2] != ["-m"]:
+arguments = [argument for argument in sys.argv[1:] if argument != "-u"]
+if arguments[:1] not in (["-m"], ["-c"]):
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 starter = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 starter.connect({address!r})
-order = {{"module": sys.argv[2], "arguments": sys.argv[3:], "environ": dict(os.environ), "folder": os.getcwd()}}
+what = "module" if arguments[0] == "-m" else "code"
+order = {{what: arguments[1], "arguments": arguments[2:], "environ": dict(os.environ), "folder": os.getcwd()}}
 socket.send_fds(starter, [json.dumps(order).encode()], [0, 1, 2])
 process_id = int(starter.recv(16))
-for number in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(number, lambda number, _: os.kill(process_id, number))
+signal.signal(signal.SIGTERM, lambda number, _: os.kill(process_id, number))
+signal.signal(signal.SIGINT, {interrupt})
 sys.exit(int(starter.recv(16) or 1) & 255)
 """
 
@@ -83,13 +87,14 @@ class ForkedProcess:
         folder: Path,
         descriptors: int | None = None,
         module: str = "tiltyard",
+        starter: str = "servers",
     ) -> None:
         """Start it in a folder, with these environment variables alone; at most so many `descriptors` are open."""
         self._module = module
         self.returncode: int | None = None
         self._lock = threading.Lock()
         self._starter = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._starter.connect(str(_starter("servers")))
+        self._starter.connect(str(_starter(starter)))
         order = {
             "module": module,
             "arguments": list(arguments),
@@ -162,13 +167,13 @@ def start_tiltyard(*arguments: str, **environ: str) -> ForkedProcess:
 
 
 def run_tiltyard(
-    *arguments: str, module: str = "tiltyard", timeout: float = 180, **environ: str
+    *arguments: str, module: str = "tiltyard", starter: str = "servers", timeout: float = 180, **environ: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, with this process's environment, and further variables.
 
     Raises subprocess.TimeoutExpired.
     """
-    process = ForkedProcess(arguments, {**os.environ, **environ}, Path.cwd(), module=module)
+    process = ForkedProcess(arguments, {**os.environ, **environ}, Path.cwd(), module=module, starter=starter)
     with process.stdout, process.stderr:
         stdout, stderr = process.communicate(timeout)
         return subprocess.CompletedProcess(arguments, process.wait(), stdout, stderr)
@@ -176,11 +181,10 @@ def run_tiltyard(
 
 @contextmanager
 def forking_python() -> Iterator[Path]:
-    """Write a `python` for Spark's workers: where it is to run a module (`-m`), the process that does is forked."""
+    """Write a `python` for Spark's workers: where it is to run a module or code, the process that does is forked."""
     with tempfile.TemporaryDirectory() as folder:
-        python, starter = Path(folder) / "python", _starter("workers")
-        python.write_text(_WORKER_SCRIPT.format(python=sys.executable, address=str(starter)))
-        python.chmod(0o700)
+        python = Path(folder) / "python"
+        _write_forking_python(python, _starter("workers"), interrupt="lambda number, _: os.kill(process_id, number)")
         yield python
 
 
@@ -191,13 +195,23 @@ def share_starters() -> None:
     os.environ[SHARED_FOLDER] = str(_folder())
 
 
+def _write_forking_python(python: Path, starter: Path, *, interrupt: str) -> None:
+    script = _WORKER_SCRIPT.format(python=sys.executable, address=str(starter), interrupt=interrupt)
+    python.write_text(script)
+    python.chmod(0o700)
+
+
 @cache
 def _starter(name: str) -> Path:
     """Return the socket of a starter: a shared one, or one of our own, which lives as long as this process."""
     if SHARED_FOLDER in os.environ:
         return Path(os.environ[SHARED_FOLDER]) / name
+    return _start(name, *STARTERS[name])
+
+
+def _start(name: str, modules: Sequence[str], variables: Mapping[str, str]) -> Path:
+    """Start a starter, with variables besides ours. Returns its socket."""
     address = _folder() / name
-    modules, variables = STARTERS[name]
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.services.forked_process", str(address), *modules],
         stdin=subprocess.PIPE,
@@ -230,6 +244,7 @@ class _Starter:
 
     def run(self) -> dict[str, Any]:
         """Serve orders. Returns in a forked process, with its order."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with those that need what it has forked
         os.set_blocking(self._wake, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake)
@@ -264,11 +279,13 @@ class _Starter:
     def _fork(self, customer: socket.socket) -> dict[str, Any] | None:
         text, descriptors, _, _ = socket.recv_fds(customer, MAX_ORDER_BYTES, 3)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="lance is not fork-safe")  # it is, as long as it has done nothing
+            # It is, as long as it has done nothing; and lancedb starts its thread again.
+            warnings.filterwarnings("ignore", message="lance is not fork-safe|lancedb fork support is experimental")
             process_id = os.fork()
         if not process_id:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             for number, descriptor in enumerate(descriptors):
                 os.dup2(descriptor, number)
             for connection in (customer, self._listener, *self._processes.values()):
@@ -292,17 +309,21 @@ class _Starter:
 
 
 def _run_order(order: Mapping[str, Any]) -> None:
-    """Take the environment, the folder and the limit of an order, and run its module."""
+    """Take the environment, the folder and the limit of an order, and run its module, or its code."""
     from tiltyard.runtime import failpoints
 
     os.environ.clear()
     os.environ.update(order["environ"])
     os.chdir(order["folder"])
     sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path and path not in sys.path]
-    failpoints._faults = failpoints.parse(os.environ.get(failpoints.VARIABLE, ""))  # read when it was imported
+    failpoints.arm(os.environ.get(failpoints.VARIABLE, ""))  # it was read when it was imported
     if descriptors := order.get("descriptors"):
         resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
     sys.argv = ["", *order["arguments"]]
+    if "code" in order:
+        sys.modules["__main__"] = main = ModuleType("__main__")
+        exec(order["code"], vars(main))
+        return
     runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
 
 

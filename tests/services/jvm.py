@@ -3,9 +3,9 @@
 Half of what a JVM with Spark computes in such a time is the loading of its classes. An archive of loaded classes
 (Java's class data sharing) takes that away; it is made once, in pytest's cache, and Java ignores one that does not fit.
 
-    python -m tests.services.jvm ARCHIVE
+    python -m tests.services.jvm
 
-makes one at that path.
+makes it where it is missing.
 """
 
 from __future__ import annotations
@@ -78,10 +78,11 @@ def _use_spark(spark: SparkSession) -> None:
     spark.sql("SELECT id, count(*) AS n FROM numbers JOIN numbers USING (id) GROUP BY id ORDER BY n").toArrow()
 
 
-def _main() -> None:
+def _record(archive: Path) -> None:
+    """Run a session of Spark whose JVM writes an archive of its classes as it ends."""
     from tiltyard.pipeline.session import spark_session
 
-    options = {"spark.driver.extraJavaOptions": f"{OPTIONS} -XX:ArchiveClassesAtExit={sys.argv[1]}"}
+    options = {"spark.driver.extraJavaOptions": f"{OPTIONS} -XX:ArchiveClassesAtExit={archive}"}
     os.environ.setdefault("PYTHONPATH", str(HOME))
     spark = spark_session("local[2]", config={"spark.ui.enabled": "false", **options})
     gateway = spark.sparkContext._gateway
@@ -92,4 +93,7 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    _main()
+    if len(sys.argv) > 1:
+        _record(Path(sys.argv[1]))
+    else:
+        make_archive()

@@ -65,10 +65,11 @@ def secured_server(
     db: str = "",
     environ: Mapping[str, str] | None = None,
     names: Sequence[str] = ("ann", "bob"),
+    forked: bool = True,
 ) -> Iterator[Secured]:
     """Run a server with --auth. Whatever was shown to it, its log and its catalog must have no secret of it."""
     keys = make_keys(Settings(root=str(root), db=db).database_url, "administrator", *names)
-    server = ServerProcess(root, "--auth", *(("--db", db) if db else ()), *flags, environ=environ)
+    server = ServerProcess(root, "--auth", *(("--db", db) if db else ()), *flags, environ=environ, forked=forked)
     try:
         yield Secured(server, keys)
     finally:

@@ -50,9 +50,9 @@ class ServerProcess:
         self.options: dict[str, str] = json.loads((environ or {}).get("TILTYARD_STORAGE_OPTIONS", "{}"))
         self.log: list[str] = []
         self.said: list[str] = []
-        self._flags = flags
+        self.flags = flags
         self._descriptors = descriptors
-        self._forked = forked and "--workers" not in flags
+        self._forked = forked and ("--workers" not in flags or flags[flags.index("--workers") + 1] == "1")
         # Without upkeep, unless a test is of it: its commits would be among the versions that tests count.
         self._environ = {"TILTYARD_UPKEEP": "false", **os.environ, **(environ or {})}
         # Of all addresses where the server listens on all: else one of them may have the port already.
@@ -82,7 +82,7 @@ class ServerProcess:
             raise RuntimeError("The server did not start:\n" + "".join(self.log))
 
     def _start_process(self) -> Process:
-        arguments = ["serve", "--root", str(self.root), "--port", str(self._port), *self._flags]
+        arguments = ["serve", "--root", str(self.root), "--port", str(self._port), *self.flags]
         if self._forked:
             return ForkedProcess(arguments, self._environ, Path.cwd(), self._descriptors)
         limit = f"ulimit -n {self._descriptors or '$(ulimit -n)'}"

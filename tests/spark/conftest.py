@@ -23,9 +23,14 @@ if TYPE_CHECKING:
 HOME = Path(__file__).resolve().parents[2]
 CONF = {
     "spark.sql.shuffle.partitions": "2",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.ui.enabled": "false",
     "spark.driver.memory": "1g",
 }
+
+"""Spark interprets its plans: to compile a class for each of a few rows' plans takes half of a test's time. Drivers of
+servers, clusters and commands, which tests start, too, compile as they do for users."""
 
 numbers = itertools.count(1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,8 +16,8 @@ from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError
 import tiltyard
 from tests.services.cases import check_each
 from tests.services.server import ServerProcess
-from tiltyard.pipeline.deduplicate import components, tasks
-from tiltyard.pipeline.deduplicate.components import connect_arrays, connect_pairs
+from tiltyard.pipeline.deduplicate import groups, tasks
+from tiltyard.pipeline.deduplicate.groups import connect_arrays, connect_pairs
 from tiltyard.pipeline.deduplicate.signatures import normalize_text
 from tiltyard.pipeline.deduplicate.tasks import pair_bucket
 from tiltyard.pipeline.jobs import find_job
@@ -47,9 +48,10 @@ def groups_of(
     return {row: None if head == row else head for row, head in heads.items()}
 
 
-def shingles(text: str, size: int = 5) -> set[str]:
+@cache  # each text is compared with all others
+def shingles(text: str, size: int = 5) -> frozenset[str]:
     text = normalize_text(text)
-    return {text[at : at + size] for at in range(max(1, len(text) - size + 1))}
+    return frozenset(text[at : at + size] for at in range(max(1, len(text) - size + 1)))
 
 
 def jaccard(one: str, other: str) -> bool:
@@ -207,7 +209,7 @@ def test_pairs_of_large_buckets_are_in_proportion_to_rows_and_connect_them(lake:
 def test_pairs_are_connected_by_rounds_of_spark_as_in_this_process(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(components, "MAX_DRIVER_PAIRS", 0)
+    monkeypatch.setattr(groups, "MAX_DRIVER_PAIRS", 0)
     chance = random.Random(3)
     names = chance.sample(range(10_000), 300)
     chain = [*itertools.pairwise(sorted(names[:100])), *itertools.pairwise(names[100:200])]

@@ -19,7 +19,7 @@ from tests.services.forked_process import ForkedProcess, start_tiltyard
 from tests.services.server import ServerProcess
 from tests.spark.example_jobs import drivers, logged_steps
 from tests.spark.job_processes import all_steps, transaction, wait_for
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.driver.catalog_run import submit_job
 from tiltyard.pipeline.jobs import find_job

@@ -113,7 +113,7 @@ def test_job_that_is_interrupted_at_any_moment_ends_with_130_and_leaves_no_job_t
     imports = (
         "tiltyard.cli",
         "click",
-        "tiltyard.cli.jobs",
+        "tiltyard.cli.jobs.job",
         "lance_namespace",
         "pyarrow",
         "tiltyard.cli.output.progress",

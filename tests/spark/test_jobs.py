@@ -98,7 +98,7 @@ def test_checked_takes_earlier_names_of_arguments_once() -> None:
 
 def test_job_command_splits_lists_of_columns_at_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     passed: dict[str, Any] = {}
-    monkeypatch.setattr("tiltyard.cli.jobs.run_job", lambda _, arguments, *__, **___: passed.update(arguments))
+    monkeypatch.setattr("tiltyard.cli.jobs.job.run_job", lambda _, arguments, *__, **___: passed.update(arguments))
     options = ["--select", "a, b", "--select", '"c,d"', "--checks", "between(a, 0, 1)", "--check", "unique(a,b)"]
     done = CliRunner().invoke(main, ["job", "ingest", "rows.csv", "films", *options, "--uri", "nowhere"])
     assert done.exit_code == 0, done.output

@@ -19,7 +19,7 @@ from lance_namespace.errors import InvalidInputError
 from tests.services.server import ServerProcess
 from tiltyard.cli import main
 from tiltyard.pipeline.catalog_client import CatalogConnection, table
-from tiltyard.pipeline.plans import job, publication
+from tiltyard.pipeline.plans import job
 from tiltyard.pipeline.plans.plan_file import read_plan
 from tiltyard.pipeline.runs import LocalRun
 
@@ -169,7 +169,7 @@ def test_pipeline_that_loses_a_commit_publishes_on_top_of_the_others(
     file = write_pipeline_file(tmp_path, names)
     run_here(LocalRun(), catalog, spark, file)
     file = write_pipeline_file(tmp_path, names, first=40, mode="append")
-    build, commits = publication.build_staged_index, iter([1])
+    build, commits = job.build_staged_index, iter([1])
 
     def overtaken(*arguments: Any) -> None:
         if next(commits, None):
@@ -177,7 +177,7 @@ def test_pipeline_that_loses_a_commit_publishes_on_top_of_the_others(
             lance.write_dataset(more, namespace_client=catalog.client(), table_id=[names[0]], mode="append")
         build(*arguments)
 
-    monkeypatch.setattr(publication, "build_staged_index", overtaken)
+    monkeypatch.setattr(job, "build_staged_index", overtaken)
     run_here(LocalRun(), catalog, spark, file)
     ids = open_table(catalog, names[0]).to_table(columns=["id"])["id"].to_pylist()
     assert sorted(ids) == [*range(80), 1000]

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 import tiltyard
 from tests.openlineage.validation import check_event
-from tiltyard.model.column_lineage import Derivation
+from tiltyard.model.columns.lineage import Derivation
 from tiltyard.model.settings.openlineage import OpenLineageSettings
 from tiltyard.pipeline.openlineage import emitter as events
 from tiltyard.pipeline.spark_sql import plan_columns

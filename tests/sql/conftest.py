@@ -12,8 +12,7 @@ from tests.tables.served import Server
 from tiltyard.access.policies import Mask, MaskKind, Policy
 from tiltyard.context import Context
 from tiltyard.model.ids import Id
-from tiltyard.model.principals import EVERYBODY, Principal
-from tiltyard.model.privileges import parse_privileges
+from tiltyard.model.principals import EVERYBODY, Principal, parse_privileges
 from tiltyard.sql.engine import run
 from tiltyard.store.access.grants import NAMESPACE, TABLE
 

@@ -17,7 +17,7 @@ from tiltyard.model.ids import Id
 from tiltyard.sql import point_queries
 from tiltyard.sql.engine import run
 from tiltyard.sql.point_queries import open_point_query, parse_point_query
-from tiltyard.sql.statements import write_parameters
+from tiltyard.sql.statements.text_checks import write_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

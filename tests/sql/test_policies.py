@@ -16,8 +16,11 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
+from tests.services.cases import check_each
 from tests.sql.conftest import FILMS
-from tiltyard.catalog.policies import set_table_policy
+from tiltyard.catalog.classifications import set_classification
+from tiltyard.catalog.policies import set_classification_policy, set_table_policy
+from tiltyard.catalog.views import create_view
 from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
 from tiltyard.sql import reading
@@ -192,3 +195,36 @@ def test_information_schema_lists_what_the_reader_sees(queries: Queries, ann: st
     queries.grant("dan", "use", table=("films",))
     assert queries.rows(columns, "dan") == []
     assert queries.rows("SELECT schema_name FROM information_schema.schemata", ann) == [{"schema_name": "public"}]
+
+
+def test_classified_columns_are_masked_beneath_views_joins_and_searches(queries: Queries) -> None:
+    admin = queries.context()
+    create_view(admin, models.CreateViewRequest(id=["owners"], query="SELECT id, owner AS who FROM films"))
+    for table in ("films", "owners"):
+        queries.grant("ann", "read", table=(table,))
+    plain = queries.rows("SELECT who FROM owners WHERE id = 2", "ann")
+    assert plain == [{"who": "bob"}]
+    classified = models.SetClassificationRequest(
+        object_kind="column", id=["films"], column="owner", key="pii", value="name"
+    )
+    set_classification(admin, classified)
+    policy = models.SetClassificationPolicyRequest(
+        name="names", key="pii", mask="expression", expression="concat('*', right(value(), 1))"
+    )
+    set_classification_policy(admin, policy)
+    check_each(
+        {
+            "SELECT owner AS who FROM films WHERE id = 2": "*b",
+            "SELECT who FROM owners WHERE id = 2": "*b",
+            "SELECT b.owner AS who FROM owners a JOIN films b ON a.who = b.owner AND a.id = b.id WHERE a.id = 2": "*b",
+            "SELECT upper(max(who)) AS who FROM owners": "*N",
+            "SELECT string_agg(DISTINCT who, ',' ORDER BY who) AS who FROM owners": "*b,*n",
+        }.items(),
+        lambda case: _check_equal(queries.rows(case[0], "ann"), [{"who": case[1]}]),
+    )
+    assert queries.rows("SELECT count(*) AS n FROM owners WHERE who = 'bob'", "ann") == [{"n": 0}]
+    assert queries.rows("SELECT who FROM owners WHERE id = 2") == [{"who": "bob"}]
+
+
+def _check_equal(found: object, expected: object) -> None:
+    assert found == expected

@@ -11,7 +11,7 @@ from tiltyard.sql.dialects.text_functions import TEXT_FUNCTIONS
 from tiltyard.sql.dialects.translation import SPECIAL
 from tiltyard.sql.dialects.words import REFUSED, RENAMED, TRANSLATIONS
 from tiltyard.sql.sessions import SessionFunctions, function_names
-from tiltyard.sql.statements import parse_statement
+from tiltyard.sql.statements.text_checks import parse_statement
 from tiltyard.tables.lance_sql.allowed_functions import FUNCTIONS
 
 ROWS = pa.table(

@@ -40,18 +40,18 @@ def test_catalog_of_each_schema_number_works_after_upgrade(
     numbers = range(1, LATEST) if database_kind == "sqlite" else (1, 9, LATEST - 1)
     for number in numbers:
         root, url = tmp_path / f"root-{number}", new_url()
-        _make_catalog(url, number, root)
+        make_catalog(url, number, root)
         done = CliRunner().invoke(main, ["db", "upgrade", "--db", url])
         names = [migration.name for migration in migrations() if migration.version > number]
         assert (done.exit_code, done.output.split()) == (0, names), done.output
         _check_namespaces_of_jobs(url)
         with tiltyard.Namespace(str(root), url, jobs=0) as namespace:
-            _check_entries(namespace, number)
-            _check_rows(namespace, root, number)
-            _check_access(namespace, str(root), url, number)
+            check_entries(namespace, number)
+            check_rows(namespace, root, number)
+            check_access(namespace, str(root), url, number)
 
 
-def _make_catalog(url: str, number: int, root: Path) -> None:
+def make_catalog(url: str, number: int, root: Path) -> None:
     """Make a catalog with the schema of a number, with rows of its time and the files of its tables."""
     with tarfile.open(FOLDER / "sqlite.tar.gz") as archive:
         archive.extractall(root, filter="data")
@@ -70,7 +70,7 @@ def _check_namespaces_of_jobs(url: str) -> None:
     database.close()
 
 
-def _check_entries(namespace: tiltyard.Namespace, number: int) -> None:
+def check_entries(namespace: tiltyard.Namespace, number: int) -> None:
     assert namespace.list_namespaces({"id": ["team"]}).namespaces == ["inner"]
     assert namespace.describe_namespace({"id": ["team"]}).properties == {"owner": "ann"}
     assert namespace.list_tables({"id": ["team"], "include_declared": True}).tables == ["declared", "words"]
@@ -83,7 +83,7 @@ def _check_entries(namespace: tiltyard.Namespace, number: int) -> None:
     assert namespace.list_namespaces({"id": ["team"]}).namespaces == ["inner", "new"]
 
 
-def _check_rows(namespace: tiltyard.Namespace, root: Path, number: int) -> None:
+def check_rows(namespace: tiltyard.Namespace, root: Path, number: int) -> None:
     dataset = lance.dataset(namespace_client=namespace, table_id=WORDS)
     assert sorted(dataset.to_table()["text"].to_pylist()) == ["ONE", "four", "three", "two"]
     assert namespace.insert_into_table({"id": WORDS}, ROW).version == 4
@@ -96,7 +96,7 @@ def _check_rows(namespace: tiltyard.Namespace, root: Path, number: int) -> None:
     assert namespace.count_table_rows({"id": ["gone"]}).count == 3
 
 
-def _check_access(namespace: tiltyard.Namespace, root: str, url: str, number: int) -> None:
+def check_access(namespace: tiltyard.Namespace, root: str, url: str, number: int) -> None:
     if number >= 4:
         with open_store(url, migrate=False) as store:
             assert verify_key(store, KEY.encode(), now_ms=0)[1].name == "ann"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from lance_namespace.errors import UnauthenticatedError
+from lance_namespace.errors import ServiceUnavailableError, UnauthenticatedError
 
 from tests.store.conftest import Clock
 from tiltyard.access.rights import RightsCache
@@ -18,6 +18,7 @@ from tiltyard.identity.keys import NewKeyOptions, create_key
 from tiltyard.model.principals import Principal
 from tiltyard.store import FRESH_SECONDS, Store, open_store
 from tiltyard.store.access.grants import SERVER
+from tiltyard.store.access.watched_generation import WatchedGeneration
 
 ANN = Principal("ann")
 READ = 2
@@ -55,7 +56,8 @@ def test_one_of_many_requests_looks_for_changes(store: Store, monkeypatch: pytes
         return generation(self, name)
 
     rights.get(ANN)
-    monkeypatch.setattr("tiltyard.access.rights.FRESH_SECONDS", 60.0)  # none looks again because the machine is busy
+    fresh_seconds = "tiltyard.store.access.watched_generation.FRESH_SECONDS"
+    monkeypatch.setattr(fresh_seconds, 60.0)  # none looks again because the machine is busy
     monkeypatch.setattr(Store, "generation", slow_generation)
     rights.refresh_next()
     with ThreadPoolExecutor(8) as threads:
@@ -74,3 +76,49 @@ def test_servers_refuse_a_key_that_another_one_has_revoked(store: Store, other_s
         assert authenticator.cached_principal(credentials) is None
         with pytest.raises(UnauthenticatedError):
             authenticator.authenticate(credentials)
+
+
+class CountedStore:
+    """A catalog whose generation is what a test says, or which is away."""
+
+    def __init__(self) -> None:
+        self.number, self.reads, self.is_away = 0, 0, False
+
+    def generation(self, name: str) -> int:
+        self.reads += 1
+        if self.is_away:
+            raise ServiceUnavailableError("The catalog is away.")
+        return self.number
+
+
+def test_a_watched_generation_calls_once_for_each_change_and_again_after_an_error() -> None:
+    store, changes, failures = CountedStore(), [], [ServiceUnavailableError("not now")]
+
+    def changed() -> None:
+        if failures:
+            raise failures.pop()
+        changes.append(store.number)
+
+    watched = WatchedGeneration(store, "grants", changed)  # type: ignore[arg-type]  # the method that it calls is there
+    assert (watched.number, watched.is_fresh) == (-1, False)
+    with pytest.raises(ServiceUnavailableError):
+        watched.current()
+    assert not watched.is_fresh, "what depends on it could not be read"
+    assert [watched.current(), watched.current()] == [0, 0]
+    assert (changes, store.reads) == ([0], 2)
+    store.number = 7
+    watched.refresh_next()
+    assert (watched.current(), changes, store.reads) == (7, [0, 7], 3)
+    watched.refresh_next()
+    assert (watched.current(), changes, store.reads) == (7, [0, 7], 4), "it is the same: nothing has changed"
+
+
+@pytest.mark.parametrize(("pause_seconds", "reads"), [(60.0, 1), (0.0, 3)])
+def test_a_catalog_that_is_away_is_not_read_again_during_the_pause(pause_seconds: float, reads: int) -> None:
+    store = CountedStore()
+    store.is_away = True
+    watched = WatchedGeneration(store, "grants", lambda: None, pause_seconds=pause_seconds)  # type: ignore[arg-type]  # as above
+    for _ in range(3):
+        with pytest.raises(ServiceUnavailableError, match="away"):
+            watched.current()
+    assert store.reads == reads

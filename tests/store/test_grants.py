@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.store.conftest import Clock
     from tiltyard.store import Store
     from tiltyard.store.backend import Connection
-    from tiltyard.store.records import Path
+    from tiltyard.store.repository import Path
 
 ANN, BOB, OPS = "principal:ann", "principal:bob", "role:ops"
 READ, WRITE, DROP = 2, 4, 32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tiltyard.model.column_lineage import ColumnInput, ColumnOrigin, Derivation, Origins
+from tiltyard.model.columns.lineage import ColumnInput, ColumnOrigin, Derivation, Origins
 from tiltyard.model.lineage import CommitLineage, LineageSource
 from tiltyard.store import Store
 from tiltyard.store.tables import lineage as index

@@ -50,3 +50,16 @@ def test_policies_of_tables_end_with_their_namespace(store: Store) -> None:
     store.set_policy(table, "a", "{}", "root")
     store.drop_namespace(("a",), cascade=True)
     assert store.policies(table) == []
+
+
+def test_policies_by_classifications_are_set_listed_and_dropped(store: Store, clock: Clock) -> None:
+    before = store.generation(GRANTS_GENERATION)
+    store.set_classification_policy("b", "{}", "root")
+    store.set_classification_policy("a", "{}", "root")
+    store.set_classification_policy("b", '{"key":"pii"}', "ann")
+    assert store.classification_policies() == [
+        PolicyRecord("a", "{}", "root", clock()),
+        PolicyRecord("b", '{"key":"pii"}', "ann", clock()),
+    ]
+    assert (store.drop_classification_policy("a"), store.drop_classification_policy("a")) == (True, False)
+    assert store.generation(GRANTS_GENERATION) == before + 5

@@ -174,6 +174,22 @@ def test_pool_recovers_from_a_restart_of_the_server(postgres: PostgresServer, ur
             store.describe_namespace(("c",))
 
 
+def test_turn_that_survives_a_crash_is_held_after_one(postgres: PostgresServer, url: str) -> None:
+    with open_store(url) as store, psycopg.connect(url, autocommit=True) as administrator:
+        table = store.insert_table(("t",), "/r/t", {}, managed=True)
+        administrator.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")  # what nobody waits for is lost in a crash
+        administrator.execute("SELECT pg_reload_conf()")
+        try:
+            assert store.claim_turn(table.id, "", "a", 60_000, survives_crash=True) is not None
+            postgres.stop("immediate")
+        finally:
+            postgres.start()
+            with psycopg.connect(url, autocommit=True) as again:
+                again.execute("ALTER SYSTEM RESET wal_writer_delay")
+                again.execute("SELECT pg_reload_conf()")
+        assert store.turn_holder(table.id, "") == "a"
+
+
 @pytest.mark.parametrize("code", ["53100", "53300", "57P03", "58030", "55P03", "25006"])
 def test_transient_errors_are_unavailable(database: PostgresDatabase, code: str) -> None:
     raising = f"DO $$ BEGIN RAISE EXCEPTION 'for a while' USING ERRCODE = '{code}'; END $$"

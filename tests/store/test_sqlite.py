@@ -162,6 +162,19 @@ def test_write_that_is_interrupted_leaves_nothing_and_keeps_nobody_out(
     assert names(database) == ["c"]
 
 
+def test_deleted_rows_leave_nothing_in_the_files_once_these_are_purged(database: SqliteDatabase, file: Path) -> None:
+    name = "deleted" * 2_000  # in pages of its own, which are freed
+    database.write(lambda connection: connection.change(INSERT, name))
+    database.read(lambda connection: connection.rows(NAMES))
+    database.write(lambda connection: connection.change("DELETE FROM secrets WHERE name = ?", name))
+    kept = file.with_name(f"{file.name}-wal")
+    assert b"deleteddeleted" in kept.read_bytes()
+    assert database.purge_deleted()
+    assert not any(b"deleteddeleted" in each.read_bytes() for each in (file, kept))
+    database.write(lambda connection: connection.change(INSERT, "next"))
+    assert database.read(lambda connection: connection.rows(NAMES)) == [("next",)]
+
+
 def test_close_waits_for_the_write_under_way(file: Path) -> None:
     database = SqliteDatabase(file)
     schema.migrate(database, wall_clock)
@@ -288,3 +301,79 @@ def test_what_was_acknowledged_is_read_on_an_event_loop(database: SqliteDatabase
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
+
+
+TABLES, ROUNDS = 6, 120
+ADD_VERSION = """
+    INSERT INTO table_versions (table_id, branch, version, staged_path, manifest_path, metadata, naming_scheme,
+        created_at, finalized, manifest)
+    VALUES (?, '', ?, ?, 'final', '{}', 'V2', ?, FALSE, ?)
+"""
+FINALIZE = "UPDATE table_versions SET finalized = TRUE, manifest = NULL WHERE table_id = ? AND version = ?"
+VERSIONS = "SELECT * FROM table_versions ORDER BY table_id, branch, version"
+
+
+def add_versions(connection: Connection, first: int) -> None:
+    """Add versions of several tables in turns, each with a manifest that goes when the next one comes."""
+    for version in range(first, first + ROUNDS):
+        for table in range(1, TABLES + 1):
+            connection.change(ADD_VERSION, table, version, "s" * 150, version, os.urandom(1_500))
+            connection.change(FINALIZE, table, version - 1)
+
+
+def add_tables(connection: Connection) -> None:
+    for table in range(1, TABLES + 1):
+        columns = "id, namespace_id, name, location, properties, managed, declared, registered, created_at, updated_at"
+        values = (table, 1, f"t{table}", f"/t{table}", "{}", True, False, False, 0, 0)
+        connection.change(f"INSERT INTO tables ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", *values)
+
+
+def used_bytes(database: SqliteDatabase) -> int:
+    def read(connection: Connection) -> int:
+        pages, free = (connection.row(f"PRAGMA {name}") or (0,) for name in ("page_count", "freelist_count"))
+        return int(4096 * (pages[0] - free[0]))
+
+    return database.read(read)
+
+
+def test_version_takes_the_bytes_that_it_needs_once_its_manifest_is_dropped(database: SqliteDatabase) -> None:
+    database.write(add_tables)
+    before = used_bytes(database)
+    database.write(lambda connection: add_versions(connection, 1))
+    assert (used_bytes(database) - before) / (TABLES * ROUNDS) < 500
+
+
+def test_versions_of_an_earlier_catalog_give_back_what_manifests_took(file: Path) -> None:
+    earlier = SqliteDatabase(file)
+    schema.migrate(earlier, wall_clock, upto=35)
+    earlier.write(add_tables)
+    empty = used_bytes(earlier)
+    earlier.write(lambda connection: add_versions(connection, 1))
+    before, rows = used_bytes(earlier), earlier.read(lambda connection: connection.rows(VERSIONS))
+    schema.migrate(earlier, wall_clock)
+    assert earlier.read(lambda connection: connection.rows(VERSIONS)) == rows
+    assert used_bytes(earlier) - empty < (before - empty) / 4
+    with pytest.raises(UniqueError):
+        earlier.write(lambda connection: add_versions(connection, 1))
+    earlier.write(lambda connection: connection.change("DELETE FROM tables WHERE id > 1"))
+    assert len(earlier.read(lambda connection: connection.rows(VERSIONS))) == ROUNDS
+    indexes = earlier.read(lambda connection: connection.rows(INDEXES))
+    assert {name for (name,) in indexes} == {f"table_versions_{name}" for name in ("pending", "transaction", "checks")}
+    earlier.close()
+
+
+INDEXES = "SELECT name FROM sqlite_master WHERE type = 'index' AND tbl_name = 'table_versions' AND sql IS NOT NULL"
+
+
+def test_file_does_not_grow_while_rows_take_the_place_of_others(database: SqliteDatabase, file: Path) -> None:
+    database.write(add_tables)
+    sizes = []
+    for first in range(1, 5 * ROUNDS, ROUNDS):
+        database.write(lambda connection, first=first: add_versions(connection, first))  # type: ignore[misc]
+        database.write(lambda connection, first=first: connection.change(DELETE_BEFORE, first))  # type: ignore[misc]
+        database.read(lambda connection: connection.row("PRAGMA wal_checkpoint(PASSIVE)"))
+        sizes.append(file.stat().st_size)
+    assert sizes[-1] <= 1.1 * sizes[1], sizes
+
+
+DELETE_BEFORE = "DELETE FROM table_versions WHERE version < ?"

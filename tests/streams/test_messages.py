@@ -16,8 +16,7 @@ from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.streams.job import stream
-from tiltyard.pipeline.streams.json_rows import read_json_rows
-from tiltyard.pipeline.streams.kafka import Topic, read_properties
+from tiltyard.pipeline.streams.kafka import Topic, read_json_rows, read_properties
 from tiltyard.pipeline.streams.messages import Message, UnreadableMessageError, decode_debezium, decode_row
 
 

@@ -11,13 +11,13 @@ from tests.tables.bodies import small
 from tests.tables.served import Server, ask
 
 from tiltyard.catalog.tables import drop_table
-from tiltyard.model.columns.blob_sizes import measure_blobs
+from tiltyard.model.columns.blob_columns import measure_blobs
 from tiltyard.model.spec import models
 from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.rows.insert import insert_into_table
 from tiltyard.tables.rows.merge import merge_insert_into_table
 from tiltyard.tables.rows.update_delete import delete_from_table, update_table
-from tiltyard.tables.schema.columns import alter_table_add_columns
+from tiltyard.tables.schema.column_additions import alter_table_add_columns
 from tiltyard.tables.schema.computed_columns import alter_table_backfill_columns
 from tiltyard.tables.upkeep.garbage import CollectOptions, collect
 from tiltyard.tables.versions.clone import clone_table

@@ -15,8 +15,7 @@ from tests.services.guarded_s3 import SECRETS, GuardedS3, guarded_s3
 from tests.services.wire import stream
 
 import tiltyard
-from tiltyard.model.principals import EVERYBODY, Principal
-from tiltyard.model.privileges import parse_privileges
+from tiltyard.model.principals import EVERYBODY, Principal, parse_privileges
 from tiltyard.store.access.grants import SERVER
 from tiltyard.tables import credentials
 from tiltyard.tables.credentials import FileAccess
@@ -89,6 +88,25 @@ def test_describe_table_writer_gets_credentials_that_write(lake: Lake) -> None:
     location = writer.describe_table({"id": ["t"]}).location
     lance.write_dataset(ROWS, location, mode="append", storage_options=options(writer))
     assert lake.owner.count_table_rows({"id": ["t"]}).count == 6
+
+
+def test_describe_table_credentials_of_a_table_that_is_held_or_read_only_cannot_write(lake: Lake) -> None:
+    table = {"object_kind": "table", "id": ["t"]}
+    for kind in ("hold", "read_only"):
+        lake.owner.call("SetProtection", {**table, "kind": kind, "reason": "case 1"})
+        vended = options(lake.owner)
+        assert json.loads(lake.objects.sessions()[-1]["policy"])["Statement"][0]["Action"] == ["s3:GetObject"]
+        location = lake.owner.describe_table({"id": ["t"]}).location
+        with pytest.raises(OSError, match=r"AccessDenied|403|Forbidden"):
+            lance.write_dataset(ROWS, location, mode="append", storage_options=vended)
+        lake.owner.call("LiftProtection", {**table, "kind": kind})
+    assert "s3:DeleteObject" in json.loads(_policy_of_writer(lake))["Statement"][0]["Action"]
+
+
+def _policy_of_writer(lake: Lake) -> str:
+    assert options(lake.owner)
+    policy: str = lake.objects.sessions()[-1]["policy"]
+    return policy
 
 
 def test_describe_table_credentials_are_in_no_log_at_any_level(lake: Lake, caplog: pytest.LogCaptureFixture) -> None:

@@ -30,7 +30,7 @@ MADE_DURABLE_BY = {
     "storage/manifests/next_manifest.py": ("TemporaryDirectory", "files that are read back at once"),
     "storage/objects.py": ("obstore", "objects are durable as soon as they are stored"),
     "catalog/functions/functions.py": ("make_durable", ""),
-    "tables/schema/select_views.py": ("write_rows", "that makes them durable"),
+    "tables/views/select_views.py": ("write_rows", "that makes them durable"),
     "tables/rows/create.py": ("make_durable", ""),
     "tables/contracts/incoming_rows.py": ("make_durable", ""),
     "tables/versions/tags.py": ("changing_reference", ""),
@@ -39,6 +39,9 @@ MADE_DURABLE_BY = {
     "tables/versions/clone.py": ("make_durable", ""),
     "tables/versions/cherry_pick.py": ("make_durable", ""),
     "tables/versions/versions.py": ("commit_with_retry", "its commit takes the commit route"),
+    "tables/erasure/rows.py": ("finishing_direct_commits", "or the commit takes the commit route"),
+    "tables/erasure/parked_rows.py": ("make_durable", ""),
+    "tables/erasure/old_versions.py": ("changing_reference", ""),
     "tables/upkeep/repair.py": ("commit_route", "its commit takes the commit route"),
 }
 """Modules of the server that write files of tables, and what in them makes these durable."""

@@ -37,10 +37,17 @@ PLACES = {
         re.compile(r"(?:type=|, )Principal\)"),
         {
             "catalog/jobs/authorization.py",
-            "catalog/functions/pinned_secrets.py",
+            "catalog/functions/secrets.py",
             "catalog/schedules/definitions.py",
             "tables/schema/column_refreshers.py",
-            "tables/schema/view_sources.py",
+            "tables/views/view_sources.py",
+        },
+    ),
+    "services outside are asked": (
+        re.compile(r"decisions\.(?:require|allowed|authorized)\("),
+        {
+            "access/authorization.py",
+            "model/operations.py",  # about all that the check of a request has allowed, in one go
         },
     ),
 }

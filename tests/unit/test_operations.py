@@ -17,7 +17,14 @@ from tiltyard.model.spec import operations as specified
 
 SOURCE = Path(tiltyard.__file__).parent
 NAMES = frozenset(specified())
-MAY_NAME_OPERATIONS = ("model/spec/", "api/lancedb/", "calls/", "console/", "pipeline/", "sql/view_statements.py")
+MAY_NAME_OPERATIONS = (
+    "model/spec/",
+    "api/lancedb/",
+    "calls/",
+    "console/",
+    "pipeline/",
+    "sql/statements/view_statements.py",
+)
 """The specification, the dialect of another protocol, and clients: what calls operations, the console, SQL's statements
 on views, and the pipeline.
 """

@@ -9,7 +9,7 @@ import pytest
 
 from tiltyard.context import Services
 
-ORDER = ["commit_log", "mounts", "sql_processes", "sql_sessions", "storage", "store"]
+ORDER = ["decisions", "commit_log", "mounts", "sql_processes", "sql_sessions", "storage", "store"]
 
 
 def services(closed: list[str], failing: str = "", **fields: Any) -> Any:
@@ -34,8 +34,8 @@ def test_close_writes_what_waits_before_the_database_is_closed() -> None:
 
 def test_close_without_processes_for_queries_closes_the_rest() -> None:
     closed: list[str] = []
-    Services.close(services(closed, sql_processes=None))
-    assert closed == [name for name in ORDER if name != "sql_processes"]
+    Services.close(services(closed, sql_processes=None, decisions=None))
+    assert closed == [name for name in ORDER if name not in ("sql_processes", "decisions")]
 
 
 @pytest.mark.parametrize("failing", ORDER)

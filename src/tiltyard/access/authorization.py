@@ -18,10 +18,14 @@ from lance_namespace.errors import (
 from msgspec import structs
 
 from tiltyard.access.policies import policy_denial
-from tiltyard.model.privileges import ALL, Privilege, privilege_names
+from tiltyard.model.decisions import asked_object
+from tiltyard.model.principals import ALL, Privilege, privilege_names
+from tiltyard.store.access.grants import NAMESPACE, SERVER, TABLE
 from tiltyard.store.repository import ROOT, namespace_not_found, table_not_found
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tiltyard.access.policies import EffectivePolicy
     from tiltyard.access.rights import Rights
     from tiltyard.context import Context
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from tiltyard.store import TableRecord
 
 _ALL_PRIVILEGES = Privilege(ALL)
+_USE = Privilege.USE.value
 
 
 def caller_rights(ctx: Context) -> Rights:
@@ -60,6 +65,39 @@ def table_privileges(ctx: Context, record: TableRecord) -> Privilege:
     return Privilege(caller_rights(ctx).on_table(record.id, record.namespace_id))
 
 
+def require_decision(ctx: Context, kind: str, path: Sequence[str], privileges: int) -> None:
+    """Check that services outside, if there are any, allow privileges that the caller has on an object by its rights.
+
+    Raises PermissionDeniedError, ServiceUnavailableError.
+    """
+    if ctx.services.decisions is not None:
+        ctx.services.decisions.require(ctx, kind, path, privileges)
+
+
+def allowed_outside(ctx: Context, kind: str, paths: Sequence[Sequence[str]], privileges: int = _USE) -> list[bool]:
+    """Return on which objects services outside, if there are any, allow privileges: all are asked about in one go.
+
+    Raises ServiceUnavailableError.
+    """
+    if ctx.services.decisions is None:
+        return [True] * len(paths)
+    return ctx.services.decisions.allowed(ctx, [asked_object(kind, tuple(path), privileges) for path in paths])
+
+
+def are_allowed_outside(ctx: Context, kind: str, object_ids: Sequence[int], privileges: int = _USE) -> list[bool]:
+    """Return the same for objects by their ids, which are not allowed where they have no name any more."""
+    if ctx.services.decisions is None:
+        return [True] * len(object_ids)
+    paths = [ctx.store.object_path(kind, object_id) for object_id in object_ids]
+    allowed = iter(allowed_outside(ctx, kind, [path for path in paths if path is not None], privileges))
+    return [path is not None and next(allowed) for path in paths]
+
+
+def is_allowed_outside(ctx: Context, kind: str, object_id: int, privileges: int = _USE) -> bool:
+    """Return the same for one object."""
+    return are_allowed_outside(ctx, kind, [object_id], privileges)[0]
+
+
 def refresh_principal(ctx: Context, principal: Principal) -> Principal:
     """Return the principal of an earlier request as it is now: it may be no administrator any more.
 
@@ -72,9 +110,6 @@ def refresh_principal(ctx: Context, principal: Principal) -> Principal:
     if record.disabled:
         raise PermissionDeniedError(f"The principal '{principal.name}' is disabled.")
     return structs.replace(principal, administrator=record.administrator)
-
-
-_USE = Privilege.USE.value
 
 
 def missing_privileges(missing: int, where: str) -> PermissionDeniedError:
@@ -111,6 +146,7 @@ def authorize_record(
     if rights.allow(record, required):
         if not enforces_policies and rights.effective_policy(record.id) is not None:
             raise policy_denial(f"the table {path}")
+        require_decision(ctx, TABLE, path, required)
         return
     bits = rights.on_table(record.id, record.namespace_id)
     if not bits:
@@ -142,12 +178,13 @@ def authorize_namespace(ctx: Context, path: Id, required: int) -> int:
 def authorize_namespace_id(ctx: Context, path: Id, namespace_id: int, required: int) -> None:
     """Check what `authorize_namespace` checks, for a namespace that was looked up already; raises the same."""
     bits = caller_rights(ctx).on_namespace(namespace_id)
-    if required and bits & required == required:
-        return
-    if not (bits or not path or _can_see_id(ctx, namespace_id)):
-        raise namespace_not_found(path)
-    if required:
-        raise missing_privileges(required & ~bits, f"the namespace {path}" if path else "the root namespace")
+    if not (required and bits & required == required):
+        if not (bits or not path or _can_see_id(ctx, namespace_id)):
+            raise namespace_not_found(path)
+        if required:
+            raise missing_privileges(required & ~bits, f"the namespace {path}" if path else "the root namespace")
+    if path or required:  # all see the root
+        require_decision(ctx, NAMESPACE, path, required)
 
 
 def can_see_namespace(ctx: Context, path: Id) -> bool:
@@ -171,3 +208,4 @@ def authorize_server(ctx: Context, required: int, where: str = "the server") -> 
     bits = caller_rights(ctx).server
     if bits & required != required:
         raise missing_privileges(required & ~bits, where)
+    require_decision(ctx, SERVER, (), required)

@@ -34,13 +34,15 @@ from tiltyard.access.authorization import (
     authorize_table,
     caller_rights,
     missing_privileges,
+    require_decision,
 )
 from tiltyard.access.policies import policy_denial
 from tiltyard.model.ids import Id, namespace_id, parse_id, table_id
 from tiltyard.model.modes import CreateMode, DropMode, parse_mode
 from tiltyard.model.operations import Needs
-from tiltyard.model.privileges import ALL, Privilege, privilege_names
+from tiltyard.model.principals import ALL, Privilege, privilege_names
 from tiltyard.store import Creator
+from tiltyard.store.access.grants import NAMESPACE, TABLE
 from tiltyard.store.repository import display_path
 
 if TYPE_CHECKING:
@@ -131,9 +133,13 @@ OWNER_OR_ADMINISTRATOR = Needs("nothing for the caller's own; `administer` on th
 ANY_CALLER = Needs("nothing: any authenticated caller; the response has what the caller can see", _allow)
 
 
-_GRANTED_ALONE = Privilege.RUN_UDFS | Privilege.ADMINISTER | Privilege.CREATE_FUNCTION | Privilege.MANAGE_SECRETS
-CREATOR_PRIVILEGES = ALL & ~_GRANTED_ALONE
-"""The privileges of a creator. Not to run or register code: jobs run as the worker does, and read what it can."""
+_CODE = Privilege.RUN_UDFS | Privilege.CREATE_FUNCTION | Privilege.MANAGE_SECRETS
+_OVER_OWNERS = Privilege.CLASSIFY | Privilege.LEGAL_HOLD | Privilege.APPROVE
+CREATOR_PRIVILEGES = ALL & ~(_CODE | _OVER_OWNERS | Privilege.ADMINISTER)
+"""The privileges of a creator. Not to run or register code: jobs run as the worker does, and read what it can. Not to
+classify: what others mask by a classification is not the creator's to lift. Nor to lift a legal hold, which may be
+about what the creator did, or to approve what others ask for.
+"""
 _ANY_LOCATION = "the server to name a location"
 _MOVE = Privilege.DROP | Privilege.MANAGE_GRANTS
 
@@ -205,11 +211,15 @@ def _find_visible_table(ctx: Context, path: Id) -> TableRecord | None:
 def _clone_table(ctx: Context, request: Any) -> Context:
     ctx = ctx.with_resolved({}, _authorize_new_table(ctx, table_id(request.id), None))
     rights = caller_rights(ctx)
-    if not rights.server & Privilege.ADMINISTER:
+    is_checked = not rights.server & Privilege.ADMINISTER
+    if is_checked or ctx.services.decisions is not None:
         try:
             source = ctx.store.table_at(ctx.storage.check_location(request.source_location))
         except InvalidInputError:
             source = None  # what is there is not disclosed to callers who cannot read it
+        if source is not None and (path := ctx.store.object_path(TABLE, source.id)) is not None:
+            require_decision(ctx, TABLE, path, Privilege.READ.value)
+    if is_checked:
         if source is None or not rights.allow(source, Privilege.READ.value):
             raise PermissionDeniedError("This needs read on the table at source_location: ask for a grant of it.")
         if rights.effective_policy(source.id) is not None:
@@ -255,6 +265,9 @@ def _undrop_table(ctx: Context, request: Any) -> Context:
     bits = caller_rights(ctx).on_table(removed.id, removed.namespace_id)
     if bits & required != required:
         raise TableNotFoundError(f"No dropped table is kept under the name {display_path(path)}")
+    require_decision(ctx, TABLE, path, int(required))
+    if parent != path.parent and caller_rights(ctx).effective_policy(removed.id) is not None:
+        raise policy_denial("the dropped table, which another namespace may classify otherwise")
     request.dropped_id = removed.id  # the one that was checked, whatever is dropped meanwhile
     return ctx.with_resolved({}, {parent: authorize_namespace(ctx, parent, Privilege.CREATE.value)})
 
@@ -268,6 +281,9 @@ def _undrop_namespace(ctx: Context, request: Any) -> Context:
     required = _MOVE if parent != path.parent else Privilege.DROP
     if caller_rights(ctx).on_namespace(removed.id) & required != required:
         raise NamespaceNotFoundError(f"No dropped namespace is kept under the name {display_path(path)}")
+    require_decision(ctx, NAMESPACE, path, int(required))
+    if parent != path.parent and caller_rights(ctx).classification_policies:
+        raise policy_denial("the dropped namespace, which another one may classify otherwise")
     request.dropped_id = removed.id
     return ctx.with_resolved({}, {parent: authorize_namespace(ctx, parent, Privilege.CREATE.value)})
 
@@ -359,6 +375,9 @@ def _submitter_of_job_or(required: int) -> Callable[[Context, str], Context]:
                 raise TransactionNotFoundError(f"Transaction not found: {name}")
             if bits & required != required:
                 raise missing_privileges(required & ~bits, "the transaction's table")
+        path = None if record.table_id is None else ctx.store.object_path(TABLE, record.table_id)
+        if path is not None:  # of the submitter's own, too
+            require_decision(ctx, TABLE, path, required)
         return ctx
 
     return authorize

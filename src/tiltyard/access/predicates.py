@@ -70,6 +70,10 @@ def tokenize(text: str, label: str) -> list[PredicateToken]:
         place = match.end()
         if match.lastgroup == "text" and _WORDY.fullmatch(text, max(0, match.start() - 1), match.start()):
             raise InvalidInputError(f"The {label} has a text right behind a word: put a space between them.")
+        if match.lastgroup == "name" and _WORDY.fullmatch(text, max(0, match.start() - 1), match.start()):
+            raise InvalidInputError(
+                f"The {label} has a name right behind a number or a text: put a space between them."
+            )
         if match.lastgroup not in (None, "space"):
             tokens.append(PredicateToken(str(match.lastgroup), match[0]))
             depth += {"open": 1, "close": -1}.get(tokens[-1].kind, 0)

@@ -1,25 +1,24 @@
-"""The rights of principals, cached until any grant changes.
-
-Every change of grants, roles and policies increments a generation in the catalog. A server reads it every FRESH_SECONDS
-that it is asked, and at once after a change of its own: so a revocation takes effect on all servers after that time.
-"""
+"""The rights of principals, cached until any grant changes: a revocation is known to all servers in FRESH_SECONDS."""
 
 from __future__ import annotations
 
-import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tiltyard.access.classifications import classifications_of_table, derived_classifications
 from tiltyard.access.grantees import principal_grantees
-from tiltyard.access.policies import EffectivePolicy, effective_policy
-from tiltyard.model.privileges import Privilege, with_implied
+from tiltyard.access.policies import EffectivePolicy, binding_policies, effective_policy, rules_on, with_rules
+from tiltyard.model.principals import ALL, Privilege, with_implied
 from tiltyard.runtime.cache import Cache
-from tiltyard.store import FRESH_SECONDS, GRANTS_GENERATION
+from tiltyard.store import GRANTS_GENERATION
 from tiltyard.store.access.grants import SERVER, TABLE
+from tiltyard.store.access.watched_generation import WatchedGeneration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tiltyard.access.policies import ClassificationPolicy, ClassifiedRule
     from tiltyard.model.principals import Principal
     from tiltyard.store import Store, TableRecord
 
@@ -37,8 +36,10 @@ class Rights:
     """The rights of one principal: bits of privileges, with all that they imply; 0 where it has none."""
 
     __slots__ = (
+        "_classification_policies",
         "_counted",
         "_effective_policies",
+        "_has_classified",
         "_namespaces",
         "_principal",
         "_store",
@@ -55,10 +56,13 @@ class Rights:
         grantees = principal_grantees(principal)
         self.roles = tuple(store.roles_of(grantees))
         self.grantees = (*grantees, *(f"role:{role}" for role in self.roles))
-        self.server = with_implied(store.privileges_on(SERVER, 0, self.grantees))
+        granted = ALL if principal.administrator else store.privileges_on(SERVER, 0, self.grantees)
+        self.server = with_implied(granted)
         self._namespaces: dict[int, int] = {}
         self._tables: dict[int, int] = {}
         self._effective_policies: dict[int, EffectivePolicy | None] = {}
+        self._classification_policies: tuple[ClassificationPolicy, ...] | None = None
+        self._has_classified: bool | None = None
         self._counted: dict[str, tuple[bool, float]] = {}
         """Of what there were few, and when that was counted."""
 
@@ -125,8 +129,34 @@ class Rights:
             policy = None
             if not self.server & Privilege.ADMINISTER.value:
                 policy = effective_policy(self._store.policies(table_id), self._principal, self.roles)
+                policy = with_rules(policy, self._rules_on(table_id))
             self._effective_policies[table_id] = policy
             return policy
+
+    @property
+    def classification_policies(self) -> tuple[ClassificationPolicy, ...]:
+        """The policies by classifications that bind the principal: none with `administer` on the server.
+
+        Raises ServiceUnavailableError, and PermissionDeniedError for a policy that cannot be applied.
+        """
+        if self._classification_policies is None:
+            records = [] if self.server & Privilege.ADMINISTER else self._store.classification_policies()
+            self._classification_policies = binding_policies(records, self._principal, self.roles)
+        return self._classification_policies
+
+    def _rules_on(self, table_id: int) -> Sequence[ClassifiedRule]:
+        """Return what policies by classifications say of a table: nothing of a view, whose rows are those of tables."""
+        policies = self.classification_policies
+        if not policies or not self._is_anything_classified(policies) or self._store.is_plain_view(table_id):
+            return ()
+        derived = derived_classifications(self._store, table_id).classifications
+        names = tuple((each.column, each.key, each.value) for each in derived)
+        return list(rules_on(policies, replace(classifications_of_table(self._store, table_id), derived=names)))
+
+    def _is_anything_classified(self, policies: Sequence[ClassificationPolicy]) -> bool:
+        if self._has_classified is None:
+            self._has_classified = self._store.has_classifications([policy.key for policy in policies])
+        return self._has_classified
 
 
 class RightsCache:
@@ -140,33 +170,22 @@ class RightsCache:
             max_entries=MAX_PRINCIPALS,
             invalidated_by="the generation of grants, which each change of one raises",
         )
-        self._generation = -1
-        self._check_at = 0.0
-        self._checking = threading.Lock()
+        self._generation = WatchedGeneration(store, GRANTS_GENERATION, self._rights.clear)
 
     def get(self, principal: Principal) -> Rights:
         """Return a principal's current rights. Raises ServiceUnavailableError: without the catalog nobody has any."""
-        if time.monotonic() >= self._check_at:
-            self._check()
-        key = self._generation, principal  # so threads that look up rights of the old generation fill the old one
+        key = self._generation.current(), principal  # so threads that look up rights of the old one fill the old one
         rights = self._rights.get(key)
         if rights is None or rights.is_full:
             rights = Rights(self._store, principal)
             self._rights.put(key, rights)
         return rights
 
+    @property
+    def generation(self) -> int:
+        """The generation of grants, of which what was found is kept. Raises ServiceUnavailableError."""
+        return self._generation.current()
+
     def refresh_next(self) -> None:
         """Check for changes at the next `get`: this server has made one."""
-        with self._checking:  # a check under way may have read the generation before
-            self._check_at = 0.0
-
-    def _check(self) -> None:
-        with self._checking:
-            now = time.monotonic()
-            if now < self._check_at:
-                return  # another thread has read it meanwhile
-            generation = self._store.generation(GRANTS_GENERATION)
-            if generation != self._generation:
-                self._generation = generation
-                self._rights.clear()
-            self._check_at = now + FRESH_SECONDS
+        self._generation.refresh_next()

@@ -16,8 +16,6 @@ from msgspec import structs
 
 from tiltyard.api.authentication import RequestAuthentication, check_single
 from tiltyard.api.binding import Headers, QueryString, Segments, context_entries, parse_query, read_freshness
-from tiltyard.api.bodies.connection_reader import COMPLETE_BODY
-from tiltyard.api.bodies.uploads import read_body
 from tiltyard.api.errors import clear_tracebacks, error_response
 from tiltyard.api.exchange import Exchange, Receive, Send
 from tiltyard.api.execution import mounted
@@ -38,7 +36,7 @@ from tiltyard.context import Context, Services
 from tiltyard.model.operations import bound_operations
 from tiltyard.model.principals import Principal
 from tiltyard.model.spec import JSON
-from tiltyard.runtime.current_request import is_tracked
+from tiltyard.runtime.tracing import is_tracked
 from tiltyard.storage.errors import is_panic
 
 Scope = dict[str, Any]
@@ -64,6 +62,7 @@ class Api:
 
     def __init__(self, services: Services, connections: Connections | None = None) -> None:
         self._services = services
+        self._is_traced = is_tracked()
         self._pools = ThreadPools(services.settings)
         self._limits = Limits(services.settings)
         executions = Executions(services, self._pools, self._limits)
@@ -84,7 +83,7 @@ class Api:
         log = self._log.start(scope, request_id(headers))
         exchange = Exchange(scope, headers, receive, send, log)
         try:
-            if is_tracked():
+            if self._is_traced:
                 with traced(log, headers):
                     await self._respond(scope, headers, exchange)
             else:
@@ -122,8 +121,7 @@ class Api:
         if DATABASE_HEADER in headers:
             ctx = await self._enter_database(ctx, headers, exchange)
         if exchange.body is None and not route.takes_upload:
-            limit, take_complete = self._services.settings.max_json_bytes, exchange.extensions.get(COMPLETE_BODY)
-            exchange.body = await read_body(exchange.receive, limit, take_complete)
+            exchange.body = await exchange.read_body(self._services.settings.max_json_bytes)
         request = self._bind(route, ctx, segments, query, headers, exchange)
         if exchange.deadline is not None and route.takes_upload:
             ctx = dialect.apply_deadline(route.operation, ctx, request, exchange.deadline)

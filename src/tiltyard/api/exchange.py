@@ -1,4 +1,4 @@
-"""One HTTP exchange: what a request carries on its way through the api, and how its response is sent.
+"""One HTTP exchange: what a request carries on its way through the api, how its body is read, its response sent.
 
 A short response is sent in one piece, head and body, where the server has a way for that. By the messages of ASGI it
 would be two: two system calls, two packets, and a client that wakes up twice.
@@ -11,11 +11,14 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from tiltyard.access.databases import ROOT_DATABASE
+from tiltyard.api.bodies.connection_reader import COMPLETE_BODY
+from tiltyard.api.bodies.uploads import body_too_long, read_body
 from tiltyard.api.lancedb.databases import DATABASE_HEADER
 from tiltyard.api.lancedb.dialect import VERSION_HEADER
 
 if TYPE_CHECKING:
     from tiltyard.api.binding import Headers
+    from tiltyard.api.bodies.connection_reader import TakeCompleteBody
     from tiltyard.api.bodies.uploads import MemoryBody, StreamedBody
     from tiltyard.api.deadlines import Deadline
     from tiltyard.api.idempotency.requests import IdempotentRequest
@@ -30,6 +33,8 @@ SEND_WHOLE = "tiltyard.send_whole"
 """The extension of the ASGI scope that has a `SendWhole`."""
 WATCH_CLIENT = "tiltyard.watch_client"
 """The extension that returns, once the body was read, a function by which any thread asks whether the client left."""
+IS_STOPPING = "tiltyard.is_stopping"
+"""The extension that has a function which says whether the server waits for this response to end, so that it can."""
 
 SEND_WHOLE_BYTES = 64 << 10
 """Bytes of a body up to which it is worth a copy to send it together with its head."""
@@ -116,6 +121,16 @@ class Exchange:
         """Return a function by which any thread asks whether the client left; None where the server has none."""
         watch = self.extensions.get(WATCH_CLIENT)
         return None if watch is None else watch()
+
+    async def read_body(self, limit: int) -> bytes:
+        """Return the whole body of at most `limit` bytes. Raises HttpError 413 and 408, ClientGoneError."""
+        take_complete: TakeCompleteBody | None = self.extensions.get(COMPLETE_BODY)
+        body = None if take_complete is None else take_complete()
+        if body is None:
+            return await read_body(self.receive, limit)
+        if len(body) > limit:
+            raise body_too_long(limit)
+        return body
 
     async def send(self, status: int, body: bytes, media: str, headers: tuple[Header, ...] = ()) -> None:
         """Send a whole response.

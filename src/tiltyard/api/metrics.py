@@ -104,6 +104,10 @@ class ProcessCounts(msgspec.Struct):
     appends: dict[str, int] = {}
     """Appends that were committed by each route."""
     machinery: list[MachineFigures] = []
+    decisions: dict[str, int] = {}
+    """Decisions of services outside, by service and outcome."""
+    decision_seconds: dict[str, float] = {}
+    """How long they were waited for, by service."""
 
 
 class Metrics:
@@ -123,6 +127,10 @@ class Metrics:
         """Reads how many queries each route has answered, likewise."""
         self.read_appends: Callable[[], Mapping[str, int]] = dict
         """Reads how many appends were committed by each route, likewise."""
+        self.read_decisions: Callable[[], Mapping[str, int]] = dict
+        """Reads how many decisions of services outside there were, by service and outcome, likewise."""
+        self.read_decision_seconds: Callable[[], Mapping[str, float]] = dict
+        """Reads how long they were waited for, by service, likewise."""
         folder = os.environ.get(SHARED_FOLDER)
         self._file = Path(folder) / f"{os.getpid()}-{uuid.uuid4().hex}.json" if folder else None
         self._share_timer: asyncio.TimerHandle | None = None
@@ -164,6 +172,8 @@ class Metrics:
                 routes=dict(self.read_routes()),
                 appends=dict(self.read_appends()),
                 machinery=read_figures(),
+                decisions=dict(self.read_decisions()),
+                decision_seconds=dict(self.read_decision_seconds()),
             )
         )
 
@@ -245,6 +255,7 @@ class _Requests(Collector):
         alive = [process for process in self._processes if is_alive(process.pid)]
         running.add_metric((), sum(process.running for process in alive))
         yield from (ended, durations, first_bytes, queries, appends, running, *_machinery(alive))
+        yield from _decisions(self._processes)
 
 
 def _machinery(processes: Iterable[ProcessCounts]) -> tuple[Metric, ...]:
@@ -265,6 +276,27 @@ def _machinery(processes: Iterable[ProcessCounts]) -> tuple[Metric, ...]:
                 else:
                     now.add_metric((str(process.pid), machine.kind, machine.name, figure), number)
     return now, asked
+
+
+def _decisions(processes: Iterable[ProcessCounts]) -> tuple[Metric, ...]:
+    """Return how often services outside have decided what, and how long they were waited for."""
+    decided = CounterMetricFamily(
+        "tiltyard_decisions", "Decisions of services outside about requests.", labels=("service", "outcome")
+    )
+    waited = CounterMetricFamily(
+        "tiltyard_decision_seconds", "Time for which a service that decides was waited for.", labels=("service",)
+    )
+    numbers: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for process in processes:
+        numbers.update(process.decisions)
+        for service, number in process.decision_seconds.items():
+            seconds[service] += number
+    for name, number in numbers.items():
+        decided.add_metric(name.split(" "), number)
+    for service, number in seconds.items():
+        waited.add_metric((service,), number)
+    return decided, waited
 
 
 def _by_route(name: str, documentation: str, counts: Iterable[Mapping[str, int]]) -> CounterMetricFamily:
@@ -331,6 +363,7 @@ class State(Collector):
             "tiltyard_stream_lag", "Messages or files that a stream has not read yet.", labels=("job", "table")
         )
         jobs = GaugeMetricFamily("tiltyard_transactions", "Unfinished transactions.", labels=("kind", "status"))
+        events = _event_families()
         stale = GaugeMetricFamily("tiltyard_table_stale", "Whether a table is older than it may be.", labels=("table",))
         try:
             for labels, waiting in self._store.transaction_counts().items():
@@ -341,6 +374,7 @@ class State(Collector):
             now = self._store.clock()
             for table in self._store.list_table_ages():
                 stale.add_metric((str(Id(self._store.object_path(TABLE, table.table_id) or ())),), table.is_stale(now))
+            self._add_events(*events)
             up.add_metric((), 1)
         except ServiceUnavailableError:
             up.add_metric((), 0)
@@ -350,7 +384,28 @@ class State(Collector):
         }
         for name, number in {**self._store.gauges(), **self._gauges()}.items():
             loads[load_unit(name)].add_metric((str(os.getpid()), name), number)
-        yield from (up, jobs, lags, stale, *loads.values())
+        yield from (up, jobs, lags, *events, stale, *loads.values())
+
+    def _add_events(self, waiting: GaugeMetricFamily, failing: GaugeMetricFamily, dead: GaugeMetricFamily) -> None:
+        """Read how far events are, and where they are not taken. Raises ServiceUnavailableError."""
+        stream = self._store.event_stream()
+        if stream is None:
+            return
+        letters = self._store.dead_letter_counts()
+        for sink in self._store.list_event_sinks():
+            waiting.add_metric((sink.name,), stream.last_position - sink.position)
+            failing.add_metric((sink.name,), sink.attempts)
+            dead.add_metric((sink.name,), letters.get(sink.name, (0, 0))[0])
+
+
+def _event_families() -> tuple[GaugeMetricFamily, GaugeMetricFamily, GaugeMetricFamily]:
+    return (
+        GaugeMetricFamily("tiltyard_event_sink_lag", "Events that a sink has not acknowledged yet.", labels=("sink",)),
+        GaugeMetricFamily(
+            "tiltyard_event_sink_attempts", "How often the next event was not taken by a sink.", labels=("sink",)
+        ),
+        GaugeMetricFamily("tiltyard_event_dead_letters", "Events that a sink did not take.", labels=("sink",)),
+    )
 
 
 @contextmanager

@@ -1,22 +1,25 @@
-"""Serve the pages that are no operations: health, the OpenAPI document, OAuth tokens and metrics."""
+"""Serve the pages that are no operations: health, the OpenAPI document, OAuth tokens, metrics and events."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from lance_namespace.errors import ErrorCode, LanceNamespaceError
 
 from tiltyard import __version__
-from tiltyard.api import metrics, oauth
+from tiltyard.api import event_stream, metrics, oauth
 from tiltyard.api.authentication import RequestAuthentication, check_single, is_own_page
 from tiltyard.api.errors import HttpError
-from tiltyard.api.openapi import openapi_json
 from tiltyard.context import Context, Services
-from tiltyard.model.spec import JSON
+from tiltyard.model.operations import bound_operations
+from tiltyard.model.spec import JSON, Json, document, schemas, strict_schemas
+from tiltyard.runtime.process import allocated_bytes
 
 if TYPE_CHECKING:
     from tiltyard.api.binding import Headers
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from tiltyard.api.limits.connections import Connections
     from tiltyard.api.limits.requests import Limits
     from tiltyard.api.request_log import RequestLog
+
 
 log = logging.getLogger("tiltyard.api")
 
@@ -66,7 +70,7 @@ def openapi_document(services: Services) -> tuple[int, bytes]:
 
 
 PAGES: Mapping[bytes, Page] = {b"/health/live": live, b"/health/ready": ready, b"/openapi.json": openapi_document}
-PATHS = frozenset({*PAGES, oauth.PATH, metrics.PATH})
+PATHS = frozenset({*PAGES, oauth.PATH, metrics.PATH, event_stream.PATH})
 
 
 class Pages:
@@ -88,9 +92,13 @@ class Pages:
         self._log = log
         self._limits = limits
         self._connections = connections
+        self._events = event_stream.EventStreams(services, authentication, pools)
         log.metrics.read_loads = self._gauges
         log.metrics.read_routes = services.route_counts.read
         log.metrics.read_appends = services.append_counts.read
+        if services.decisions is not None:
+            log.metrics.read_decisions = services.decisions.counts
+            log.metrics.read_decision_seconds = services.decisions.seconds
 
     async def serve(self, scope: dict[str, Any], headers: Headers, exchange: Exchange) -> None:
         """Serve one page. Raises HttpError 405, and for foreign pages in a browser what operations raise."""
@@ -106,6 +114,9 @@ class Pages:
             raise HttpError(405, ErrorCode.UNSUPPORTED, "This page is only read: use GET.", ((b"allow", b"GET, HEAD"),))
         if path == metrics.PATH:
             await self._serve_metrics(scope, headers, exchange)
+            return
+        if path == event_stream.PATH:
+            await self._events.serve(scope, headers, exchange)
             return
         loop = asyncio.get_running_loop()
         status, body = await loop.run_in_executor(self._pools.catalog, PAGES[path], self._services)
@@ -128,11 +139,15 @@ class Pages:
         datasets = self._services.storage.datasets
         cached = {
             "bytes of rows in memory": datasets.column_cache.size,
+            "bytes of Lance's pages in memory": datasets.session_bytes,
             "bytes of vectors in memory": datasets.vector_cache.size,
             "searches of vectors in memory": datasets.vector_cache.hits,
             "bytes of tables on disk": datasets.disk_cache.size,
             "reads of tables on disk": datasets.disk_cache.hits,
         }
+        allocated = {"blocks of Python's memory": float(sys.getallocatedblocks())}
+        if (given_out := allocated_bytes()) is not None:
+            allocated["bytes of memory that the allocator has given out"] = float(given_out)
         running = {
             "queries running": self._limits.running_queries,
             "bytes of queries running": self._services.query_memory.used,
@@ -143,4 +158,59 @@ class Pages:
         connected = self._connections.gauges() if self._connections is not None else {}
         outages = [mount.outage for mount in self._services.mounts.all() if mount.outage is not None]
         mounts = {"mounts without an answer": float(len(outages))}
-        return {**self._pools.gauges(), **self._log.gauges(), **running, **cached, **connected, **mounts}
+        readers = self._events.gauges()
+        own = {**self._pools.gauges(), **self._log.gauges(), **readers}
+        return {**own, **running, **cached, **allocated, **connected, **mounts}
+
+
+SCHEMES: Json = {
+    "OAuth2": {"type": "oauth2", "flows": {"clientCredentials": {"tokenUrl": "/oauth/token", "scopes": {}}}},
+    "BearerAuth": {"type": "http", "scheme": "bearer"},
+    "ApiKeyAuth": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+"""How clients authenticate, as the specification has it."""
+
+
+def openapi_json(requires_auth: bool) -> bytes:
+    """Return the OpenAPI 3.1 document; without `requires_auth`, clients may be anonymous."""
+    security: list[Json] = [*({name: []} for name in SCHEMES), *([] if requires_auth else [{}])]
+    return msgspec.json.encode({**_document(), "security": security})
+
+
+@cache
+def _document() -> Json:
+    """Return the document without what an operator chooses."""
+    facts = document()["operations"]
+    paths: dict[str, Json] = {}
+    for name, (operation, handler) in bound_operations().items():
+        if handler is not None:
+            paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(
+                name, facts[name], handler.function
+            )
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Tiltyard: Lance REST Namespace", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": _schemas(), "securitySchemes": SCHEMES},
+    }
+
+
+def _schemas() -> dict[str, Json]:
+    closed = {name: {"additionalProperties": False} for name in strict_schemas()}
+    return {name: schema | closed.get(name, {}) for name, schema in schemas().items()}
+
+
+def _operation(name: str, facts: Json, function: object) -> Json:
+    description: Json = {
+        "operationId": name,
+        "tags": facts.get("tags", []),
+        "summary": (function.__doc__ or name).strip().splitlines()[0],
+        "parameters": list(facts["parameters"].values()),
+        "responses": {
+            status: {"description": "Success." if status.startswith("2") else "An error.", "content": content}
+            for status, content in facts["responses"].items()
+        },
+    }
+    if facts["request"]:
+        description["requestBody"] = {"content": facts["request"]}
+    return description

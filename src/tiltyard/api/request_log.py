@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 REFUSALS = frozenset({401, 403, 429})
 SEE_AS = "see_as"
+DECISIONS = "decisions"
+"""The entry that has what services outside have decided of the request; no client can set it either."""
 MAX_REQUEST_ID = 128
 """Characters of an id that a client gives its request."""
 
@@ -227,7 +229,8 @@ class LoggedRequest:
         entries = getattr(self.request, "context", None) or {}
         if self.ctx is not None and self.ctx.entries:
             entries = {**entries, **self.ctx.entries}
-        if self.seen_as or SEE_AS in entries:
-            of_client = {name: value for name, value in entries.items() if name != SEE_AS}
-            entries = {SEE_AS: self.seen_as, **of_client} if self.seen_as else of_client
+        decided = "; ".join(map(str, self.ctx.decided)) if self.ctx is not None and self.ctx.decided else ""
+        own = {name: value for name, value in ((SEE_AS, self.seen_as), (DECISIONS, decided)) if value}
+        if own or SEE_AS in entries or DECISIONS in entries:
+            entries = {**own, **{name: value for name, value in entries.items() if name not in (SEE_AS, DECISIONS)}}
         return redact_context(entries) if entries else {}

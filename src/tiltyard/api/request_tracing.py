@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tiltyard.runtime.current_request import CurrentRequest, is_tracked, working_on
-from tiltyard.runtime.tracing import MAX_SPANS, end_span, start_span
+from tiltyard.runtime.tracing import MAX_SPANS, CurrentRequest, end_span, start_span, working_on
 
 if TYPE_CHECKING:
     from tiltyard.api.request_log import LoggedRequest
@@ -18,9 +17,6 @@ _TRACE_HEADERS = (b"traceparent", b"tracestate")
 @contextmanager
 def traced(log: LoggedRequest, headers: Mapping[bytes, bytes]) -> Iterator[None]:
     """Serve a request in a block; its span is a child of the caller's, by the W3C headers of the request."""
-    if not is_tracked():
-        yield
-        return
     parent = {name.decode(): headers[name].decode("latin-1") for name in _TRACE_HEADERS if name in headers}
     request = CurrentRequest(log.request_id, start_span("request", parent))
     try:

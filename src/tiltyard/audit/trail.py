@@ -1,38 +1,47 @@
-"""The audit trail of a process: a queue of records that a thread writes to the catalog and the sinks, in batches.
+"""The audit trail of a process: a queue of records that a thread writes to the catalog and a file, in batches.
 
 A request that changed something waits for its record. Of all other records, the last half second may be lost with the
-process.
+process. The queue is no `runtime.batcher.Batcher`: most records have no caller that waits, what waits is bounded,
+failed batches are written later, and closing is limited in time.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
+import threading
 import time
 import uuid
+from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
 from typing import TYPE_CHECKING, Self
 
+import msgspec
 from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
 
 from tiltyard.audit.entries import to_entry
-from tiltyard.audit.record_queue import RecordQueue
-from tiltyard.audit.sinks import LineSink, WebhookSink
+from tiltyard.config import ConfigError
 from tiltyard.model.modes import Outcome
+from tiltyard.runtime.batcher import WorkQueue
+from tiltyard.runtime.durability import append_lines
 from tiltyard.store import AuditRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiltyard.audit.sinks import Sink
     from tiltyard.config import Settings
+    from tiltyard.model.spec import models
     from tiltyard.store import Store
+
 
 log = logging.getLogger("tiltyard.audit")
 
 BATCH_SIZE = 500
+FLUSH_SECONDS = 0.5
+"""How often records that nobody waits for are written."""
 MAX_QUEUED = 50_000
 """Records held while the database is unavailable: some 50 MB. More are dropped, and counted."""
 
@@ -63,25 +72,28 @@ class _Queued:
     written: Future[None] | None
 
 
-class AuditTrail(RecordQueue[_Queued]):
+class AuditTrail(WorkQueue):
     """Writes the audit records of one process. `enqueue` and `write` may be called from any thread."""
 
-    max_batch = BATCH_SIZE
-
-    def __init__(self, store: Store, level: AuditLevel, sinks: Sequence[Sink] = ()) -> None:
+    def __init__(self, store: Store, level: AuditLevel, lines: AuditLines | None = None) -> None:
         self.level = level
         self.dropped = 0
         self._store = store
-        self._sinks = sinks
+        self._lines = lines
         self._unwritten: list[AuditRecord] = []
         self._log_at = 0.0
         self._process = uuid.uuid4().hex[:16]
         self._numbers = count()
-        super().__init__("audit")
+        self._queue: deque[_Queued] = deque()
+        self._wake = threading.Event()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        super().__init__("audit", "Records of requests on their way to the catalog")
 
     @property
     def waiting(self) -> int:
-        return super().waiting + len(self._unwritten)
+        return len(self._queue) + len(self._unwritten)
 
     def should_record(self, outcome: Outcome, changes: bool) -> bool:
         """Return whether a request with this outcome is recorded."""
@@ -98,7 +110,7 @@ class AuditTrail(RecordQueue[_Queued]):
         if self.waiting >= MAX_QUEUED:
             self._drop(1)
             return
-        self.add(_Queued(record, None))
+        self._add(_Queued(record, None))
 
     def write(self, records: Sequence[AuditRecord]) -> Future[None]:
         """Write records at once, in this order; return a future that is done once they are durable.
@@ -106,11 +118,11 @@ class AuditTrail(RecordQueue[_Queued]):
         It raises ServiceUnavailableError if the database does not take them; they are retried all the same.
         """
         for record in records[:-1]:
-            self.add(_Queued(record, None))
+            self._add(_Queued(record, None))
         written: Future[None] = Future()
         written.set_running_or_notify_cancel()  # a caller that disconnects must not cancel it, since the thread sets it
-        self.add(_Queued(records[-1], written))
-        self.hand_over_soon()
+        self._add(_Queued(records[-1], written))
+        self._wake.set()
         return written
 
     def gauges(self) -> dict[str, float]:
@@ -119,15 +131,24 @@ class AuditTrail(RecordQueue[_Queued]):
             "audit records waiting": self.waiting,
             "audit records lost": self.dropped,
         }
-        return gauges | {f"audit records lost by {sink.target}": sink.lost_count() for sink in self._sinks}
+        return gauges if self._lines is None else {**gauges, "audit records lost by lines": self._lines.lost}
 
     def close(self) -> None:
         """Write the queued records, for a few seconds at most; no record may be added after this. Idempotent."""
         if self._closing:
             return
-        self.end(CLOSING_SECONDS)
-        for sink in self._sinks:
-            sink.close()
+        self._closing = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(CLOSING_SECONDS)
+
+    def _add(self, queued: _Queued) -> None:
+        self._queue.append(queued)
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
+                    self._thread.start()
 
     def _drop(self, number: int) -> None:
         if not self.dropped:
@@ -136,9 +157,19 @@ class AuditTrail(RecordQueue[_Queued]):
 
     # The methods from here on run in the thread.
 
-    def hand_over(self, batch: list[_Queued]) -> None:
+    def _run(self) -> None:
+        closing = False
+        while not closing:
+            self._wake.wait(FLUSH_SECONDS)
+            self._wake.clear()
+            closing = self._closing  # read first: so all that was added before the end is tried once more
+            while self._queue:
+                self._hand_over([self._queue.popleft() for _ in range(min(BATCH_SIZE, len(self._queue)))])
+            self._hand_over_again()
+
+    def _hand_over(self, batch: list[_Queued]) -> None:
         records = [queued.record for queued in batch]
-        self._send_to_sinks(records)
+        self._write_lines(records)
         error: Exception | None = None
         try:
             self._store.add_audit(records)
@@ -152,14 +183,13 @@ class AuditTrail(RecordQueue[_Queued]):
                 else:
                     queued.written.set_exception(_not_written(error))
 
-    def _send_to_sinks(self, records: Sequence[AuditRecord]) -> None:
-        if self._sinks:
-            entries = [to_entry(record) for record in records]
-            for sink in self._sinks:
-                try:
-                    sink.send(entries)
-                except Exception:  # requests that wait for the database must not hang when a sink fails
-                    log.exception("%d audit records are not with %s", len(entries), sink.target)
+    def _write_lines(self, records: Sequence[AuditRecord]) -> None:
+        if self._lines is None:
+            return
+        try:
+            self._lines.write([to_entry(record) for record in records])
+        except Exception:  # requests that wait for the database must not hang when this fails
+            log.exception("%d audit records are not in the file", len(records))
 
     def _retry_later(self, records: list[AuditRecord], error: Exception) -> None:
         """Keep records that could not be written, to retry them; they are logged meanwhile."""
@@ -172,7 +202,7 @@ class AuditTrail(RecordQueue[_Queued]):
         if len(records) > room:
             self._drop(len(records) - room)
 
-    def hand_over_again(self) -> None:
+    def _hand_over_again(self) -> None:
         if not self._unwritten:
             return
         while self._unwritten:
@@ -196,18 +226,14 @@ class AuditTrail(RecordQueue[_Queued]):
 def check_audit_file(settings: Settings) -> None:
     """Raise ConfigError for a file of the audit that cannot be written."""
     if settings.audit_lines and AuditLevel.of(settings) is not AuditLevel.OFF:
-        LineSink(settings.audit_lines)
+        AuditLines(settings.audit_lines)
 
 
 def open_trail(settings: Settings, store: Store) -> AuditTrail:
     """Open the audit trail of the settings. Raises ConfigError for a file that cannot be written."""
     level = AuditLevel.of(settings)
-    sinks: list[Sink] = []
-    if level is not AuditLevel.OFF and settings.audit_lines:
-        sinks.append(LineSink(settings.audit_lines))
-    if level is not AuditLevel.OFF and settings.audit_webhook:
-        sinks.append(WebhookSink(settings.audit_webhook, settings.audit_webhook_headers))
-    return AuditTrail(store, level, sinks)
+    has_lines = level is not AuditLevel.OFF and settings.audit_lines
+    return AuditTrail(store, level, AuditLines(settings.audit_lines) if has_lines else None)
 
 
 def _not_written(error: Exception) -> ServiceUnavailableError:
@@ -216,3 +242,38 @@ def _not_written(error: Exception) -> ServiceUnavailableError:
     )
     failure.__cause__ = error
     return failure
+
+
+STDERR = "stderr"
+_ENCODER = msgspec.json.Encoder()
+
+
+class AuditLines:
+    """Appends JSON lines to a file or to standard error.
+
+    The file may be moved away at any time (logrotate), and several processes may share it.
+    """
+
+    def __init__(self, target: str) -> None:
+        """Check that the file can be written. Raises ConfigError."""
+        self.lost = 0
+        """How many records could not be written."""
+        self._target = target
+        if target != STDERR:
+            try:
+                append_lines(target, b"")
+            except OSError as error:
+                raise ConfigError(f"The audit's file {target} cannot be written: {error.strerror}.") from error
+
+    def write(self, entries: Sequence[models.AuditEntry]) -> None:
+        """Append records in one write, so that lines of several processes do not mix; log those that cannot be."""
+        lines = _ENCODER.encode_lines(entries)
+        try:
+            if self._target == STDERR:
+                sys.stderr.write(lines.decode())
+                sys.stderr.flush()
+                return
+            append_lines(self._target, lines)
+        except OSError as error:
+            self.lost += len(entries)
+            log.error("%d audit records are not in %s: %s", len(entries), self._target, error)  # noqa: TRY400 - no trace

@@ -24,6 +24,7 @@ from tiltyard.runtime.failpoints import Point as Failpoint
 from tiltyard.runtime.failpoints import reach
 from tiltyard.runtime.pool import run_together
 from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.files import CASE_PROBE, PROBE
 from tiltyard.storage.locations import is_within
 from tiltyard.storage.manifests.manifest_format import parse_manifest, with_bases
 from tiltyard.store import NotEmptyError, is_empty_database, load_dump, read_header, read_rows
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from tiltyard.storage import Storage
 
 MARK = ".tiltyard-restore.json"
+_LEFT = PROBE, CASE_PROBE, f".{MARK}."
+"""How the names of files begin that a restore leaves which is killed before its mark is there."""
 _RESTORED = "The catalog was restored from a backup, which has none of this job's uncommitted work: start it again."
 _LOCATIONS = {
     "tables": "location",
@@ -123,9 +126,13 @@ def _check_empty(restore: _Restore, root: BackupTarget, point: BackupPoint, data
     begun = root.size(MARK) is not None
     if begun and root.read(MARK) != mark:
         raise InvalidInputError("Another backup was being restored into this root: remove what is there first.")
-    own = (entry for entry in root.walk() if not _is_of_database(entry.path, restore.storage.root, database_url))
-    if not begun and any(own):
-        raise InvalidInputError(f"The root {restore.storage.root} is not empty: restore into an empty one.")
+    left = []
+    for entry in () if begun else root.walk():
+        if entry.path.startswith(_LEFT):
+            left.append(entry.path)
+        elif not _is_of_database(entry.path, restore.storage.root, database_url):
+            raise InvalidInputError(f"The root {restore.storage.root} is not empty: restore into an empty one.")
+    root.delete(left)
     for table in read_tables(list_file):
         location = restore.map_location(table.location)
         restore.storage.roots.root_of(location)

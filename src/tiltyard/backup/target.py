@@ -12,8 +12,9 @@ import obstore
 from obstore.exceptions import AlreadyExistsError
 from obstore.store import LocalStore
 
-from tiltyard.model.object_stores import open_object_store
+from tiltyard.model.settings.object_stores import open_object_store
 from tiltyard.runtime.durability import Durability, atomic_file
+from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.storage.files import CHUNK_BYTES, FileEntry, LocalFiles
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.objects import MAX_DELETED_AT_ONCE
@@ -80,6 +81,7 @@ class BackupTarget:
             # One that is not closed, as after an exception, leaves no file.
             writer = obstore.open_writer(self._store, key, buffer_size=2 * CHUNK_BYTES, max_concurrency=2)
             yield writer
+            reach(Point.WRITE)
             writer.close()
             return
         path = Path(self.location, key)
@@ -96,6 +98,7 @@ class BackupTarget:
             is_new = LocalFiles().write_if_not_exists(path, content) is not None
             self._disk.make_durable([], self.location, folders=[path.rpartition("/")[0]])
             return is_new
+        reach(Point.WRITE)
         try:
             obstore.put(self._store, key, content, mode="create", use_multipart=False)
         except AlreadyExistsError:
@@ -133,6 +136,7 @@ class BackupTarget:
         """Delete files, and folders of a disk that are empty then; ignore missing ones."""
         paths = list(keys)
         for start in range(0, len(paths), MAX_DELETED_AT_ONCE):
+            reach(Point.WRITE)
             try:
                 obstore.delete(self._store, paths[start : start + MAX_DELETED_AT_ONCE])
             except FileNotFoundError:
@@ -152,4 +156,5 @@ class BackupTarget:
     def _delete_each(self, paths: list[str]) -> None:
         for path in paths:
             if self.size(path) is not None:
+                reach(Point.WRITE)
                 obstore.delete(self._store, path)

@@ -63,6 +63,20 @@ class HttpCaller(Caller):
 
         return query_server(self.address, self.headers, text, address)
 
+    def read_lines(self, path: str) -> Iterator[bytes]:
+        """Iterate over the lines of a page as they come. Raises as `call` does."""
+        try:
+            response = self._pool.request(
+                "GET", f"{self.address}{path}", headers=self.headers, preload_content=False, redirect=False
+            )
+            if response.status >= 300:
+                raise _response_error(response.status, self._read_all(response))
+            yield from _lines(response.stream())
+        except HTTPError as error:
+            raise ServiceUnavailableError(
+                f"{self.address} cut the connection ({failure_reason(error)}): try again."
+            ) from error
+
     def _answer(self, operation: Operation, request: Any, key: str | None) -> Any:
         path, body = _encode(operation, request)
         keyed = {"Idempotency-Key": key} if key else {}
@@ -118,6 +132,14 @@ class HttpCaller(Caller):
             raise ServiceUnavailableError(f"{self.address} cut the connection ({reason}): try again.") from error
         finally:
             response.release_conn()
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Iterate over the lines of a text that comes in pieces."""
+    rest = b""
+    for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from whole
 
 
 def key_headers(key: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tiltyard.calls.caller import Caller
-    from tiltyard.model.typed_ids import TypedId
+    from tiltyard.model.text.typed_ids import TypedId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

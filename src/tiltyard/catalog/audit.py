@@ -8,7 +8,7 @@ from tiltyard.access.needs import on_server
 from tiltyard.audit import to_entry
 from tiltyard.model.modes import Outcome, parse_mode
 from tiltyard.model.operations import operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 from tiltyard.store import AuditFilter
 
@@ -35,7 +35,7 @@ def list_audit_records(ctx: Context, request: models.ListAuditRecordsRequest) ->
         f"audit {conditions!r}",
         request.page_token,
         request.limit,
-        lambda before, count: ctx.store.list_audit(conditions, tuple(before) if before else None, count),
+        lambda before, count: ctx.store.list_audit(conditions, before, count),
         lambda record: (record.at, record.id),
     )
     return models.ListAuditRecordsResponse(records=[to_entry(record) for record in records], page_token=token)

@@ -22,7 +22,7 @@ from tiltyard.catalog.grants import LIST_GRANTS, MANAGE_GRANTS, ObjectKind, Secu
 from tiltyard.catalog.roles import ADMINISTRATORS
 from tiltyard.model.ids import DEFAULT_DELIMITER, Id, check_id, check_name
 from tiltyard.model.operations import Needs, operation
-from tiltyard.model.privileges import ALL, Privilege, privilege_names
+from tiltyard.model.principals import ALL, Privilege, privilege_names
 from tiltyard.model.spec import models
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ def list_acls(ctx: Context, request: models.ListAclsRequest) -> models.ListAclsR
             "acls",
             request.continuation_token,
             limit,
-            lambda after, count: ctx.store.all_grants(tuple(after) if after else None, count),
+            ctx.store.all_grants,
             lambda record: (record.kind, record.object_id, record.grantee),
         )
     else:
@@ -305,7 +305,7 @@ def list_acls(ctx: Context, request: models.ListAclsRequest) -> models.ListAclsR
             f"acls to {grantee}",
             request.continuation_token,
             limit,
-            lambda after, count: ctx.store.grants_to(str(grantee), tuple(after) if after else None, count),
+            lambda after, count: ctx.store.grants_to(str(grantee), after, count),
             lambda record: (record.kind, record.object_id),
         )
     paths = [(record, ctx.store.object_path(record.kind, record.object_id)) for record in records]

@@ -17,7 +17,7 @@ from tiltyard.context import Context
 from tiltyard.model.ids import Id
 from tiltyard.model.jobs import Job, job
 from tiltyard.model.operations import operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 from tiltyard.runtime.lease import FOLDER_LEASE_MS, Lease
 from tiltyard.storage.errors import lance_errors

@@ -24,8 +24,7 @@ from tiltyard.access.rights import Rights
 from tiltyard.model.ids import Id, namespace_id, table_id
 from tiltyard.model.modes import parse_mode
 from tiltyard.model.operations import Needs, operation
-from tiltyard.model.principals import Principal
-from tiltyard.model.privileges import ALL, Privilege, parse_privileges, privilege_names, with_implied
+from tiltyard.model.principals import ALL, Principal, Privilege, parse_privileges, privilege_names, with_implied
 from tiltyard.model.spec import models
 
 if TYPE_CHECKING:
@@ -188,7 +187,7 @@ def _list_grants_to(ctx: Context, request: models.ListGrantsRequest, grantee: Gr
         f"grants to {grantee}",
         request.page_token,
         request.limit,
-        lambda after, count: ctx.store.grants_to(str(grantee), tuple(after) if after else None, count),
+        lambda after, count: ctx.store.grants_to(str(grantee), after, count),
         lambda record: (record.kind, record.object_id),
     )
     paths = ((record, ctx.store.object_path(record.kind, record.object_id)) for record in records)

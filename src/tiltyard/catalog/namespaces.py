@@ -14,7 +14,7 @@ from tiltyard.model.modes import CreateMode, DropBehavior, DropMode, parse_mode
 from tiltyard.model.modes import TransactionStatus as Status
 from tiltyard.model.operations import always, operation
 from tiltyard.model.paging import namespaces_scope
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 from tiltyard.store import UnitOfWork
 from tiltyard.store.repository import namespace_not_found
@@ -92,7 +92,7 @@ def namespace_exists(ctx: Context, request: models.NamespaceExistsRequest) -> No
     ctx.store.describe_namespace(namespace_id(request.id))
 
 
-@operation(needs=DROP_NAMESPACE, below_mount=mounted_namespaces.drop_namespace)
+@operation(needs=DROP_NAMESPACE, below_mount=mounted_namespaces.drop_namespace, removes=True)
 def drop_namespace(ctx: Context, request: models.DropNamespaceRequest) -> models.DropNamespaceResponse:
     """Drop a namespace; Cascade drops its contents, too, at once, and deletes the data in a transaction.
 
@@ -118,7 +118,9 @@ def _drop_empty(ctx: Context, path: Id) -> models.DropNamespaceResponse:
     expected_id = ctx.resolved_namespace_id(path)
     return ctx.transact(
         lambda catalog: models.DropNamespaceResponse(
-            properties=catalog.drop_namespace(path, expected_id=expected_id).properties
+            properties=catalog.drop_namespace(
+                path, expected_id=expected_id, approved=ctx.approval is not None
+            ).properties
         )
     )
 
@@ -135,7 +137,12 @@ def _drop_cascade(ctx: Context, path: Id) -> models.DropNamespaceResponse:
             kind, None, payload, {}, status, requested_by=ctx.principal.name, namespace_id=parent_id
         )
         dropped = catalog.drop_namespace(
-            path, cascade=True, transaction_id=transaction.id, keep_ms=keep_ms, expected_id=expected_id
+            path,
+            cascade=True,
+            transaction_id=transaction.id,
+            keep_ms=keep_ms,
+            expected_id=expected_id,
+            approved=ctx.approval is not None,
         )
         return models.DropNamespaceResponse(properties=dropped.properties, transaction_id=[transaction.id])
 

@@ -10,7 +10,7 @@ from tiltyard.access.grantees import Grantee, GranteeKind, parse_grantee
 from tiltyard.access.needs import on_server
 from tiltyard.model.ids import check_name
 from tiltyard.model.operations import operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 
 if TYPE_CHECKING:

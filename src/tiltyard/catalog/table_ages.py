@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.access.authorization import authorize_table, caller_rights
+from tiltyard.access.authorization import are_allowed_outside, authorize_table, caller_rights
 from tiltyard.access.needs import on_table
 from tiltyard.model.ids import DEFAULT_DELIMITER, Id, parse_id, table_id
 from tiltyard.model.operations import Needs, operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.schedules import format_duration
 from tiltyard.model.spec import models
 from tiltyard.store.access.grants import TABLE
@@ -75,6 +75,8 @@ def list_table_ages(ctx: Context, request: models.ListTableAgesRequest) -> model
         ages = [] if age is None else [age]
     now = ctx.clock()
     wanted = [age for age in ages if _can_use(ctx, age) and request.stale in (None, age.is_stale(now))]
+    allowed = are_allowed_outside(ctx, TABLE, [age.table_id for age in wanted])
+    wanted = [age for age, is_allowed in zip(wanted, allowed, strict=True) if is_allowed]
     entries = [_to_entry(Id(path), age, now) for age in wanted if (path := ctx.store.object_path(TABLE, age.table_id))]
     return models.ListTableAgesResponse(tables=sorted(entries, key=lambda entry: entry.id))
 

@@ -32,9 +32,10 @@ from tiltyard.model.branches import Branch
 from tiltyard.model.ids import DEFAULT_DELIMITER, Id, namespace_id, table_id
 from tiltyard.model.modes import RegisterMode, TransactionStatus, parse_mode
 from tiltyard.model.operations import always, operation
-from tiltyard.model.paging import tables_scope
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.paging import fetch_chosen, tables_scope
+from tiltyard.model.principals import Privilege
 from tiltyard.model.schemas.arrow_json import to_json
+from tiltyard.model.schemas.fields import metadata_texts
 from tiltyard.model.spec import models
 from tiltyard.model.views.plain_views import QUERY_PROPERTY, PlainView
 from tiltyard.storage.locations import is_relative
@@ -44,8 +45,8 @@ from tiltyard.tables.name_conflicts import prefer_name_conflict
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.query.routes.view import VIEW_VERSION
 from tiltyard.tables.schema.stats import basic_stats
-from tiltyard.tables.schema.view_sources import source_version_properties
 from tiltyard.tables.versions.records import new_is_managed, registered_is_managed
+from tiltyard.tables.views.view_sources import source_version_properties
 from tiltyard.upkeep.thresholds import upkeep_options
 
 DROP_TABLE = "drop_table"
@@ -217,13 +218,9 @@ def _add_details(ctx: Context, request: models.DescribeTableRequest, response: m
     response.schema = to_json(dataset.schema)
     if effective_policy_of(ctx, table.record) is None:
         response.stats = basic_stats(dataset)  # which disclose rows
-    response.metadata = _text_metadata(dataset.schema.metadata)
+    response.metadata = metadata_texts(dataset.schema.metadata)
     sources = source_version_properties(ctx, table.record, branch, table.snapshot)
     response.properties = {**(response.properties or {}), **sources}
-
-
-def _text_metadata(metadata: dict[bytes, bytes] | None) -> dict[str, str]:
-    return {key.decode(errors="replace"): value.decode(errors="replace") for key, value in (metadata or {}).items()}
 
 
 def _inline_without_version(ctx: Context, request: models.TableExistsRequest) -> Context | None:
@@ -286,8 +283,8 @@ def list_all_tables(ctx: Context, request: models.ListAllTablesRequest) -> model
         f"all tables {ctx.database}" if ctx.database else "all tables",
         request.page_token,
         request.limit,
-        lambda after, count: _tables_of_database(ctx, tuple(after) if after else None, count, declared),
-        lambda entry: (entry.namespace_id, entry.name),
+        lambda after, count: _tables_of_database(ctx, after, count, declared),
+        _key_of,
     )
     delimiter = request.delimiter or DEFAULT_DELIMITER
     return models.ListTablesResponse(
@@ -299,15 +296,19 @@ def list_all_tables(ctx: Context, request: models.ListAllTablesRequest) -> model
 def _tables_of_database(
     ctx: Context, after: tuple[int, str] | None, count: int, declared: bool
 ) -> Sequence[ListedTable]:
-    """Return the next tables of the request's database; those of others are read as well, page by page."""
-    tables: list[ListedTable] = []
+    """Return the next tables of the request's database."""
     depth = len(ctx.database)
-    while True:
-        page = all_visible_tables(ctx, after, count, declared)
-        tables += [entry for entry in page if entry.namespace[:depth] == ctx.database]
-        if len(tables) >= count or len(page) < count:
-            return tables[:count]
-        after = page[-1].namespace_id, page[-1].name
+    return fetch_chosen(
+        lambda after, count: all_visible_tables(ctx, after, count, declared),
+        after,
+        count,
+        _key_of,
+        lambda page: (entry for entry in page if entry.namespace[:depth] == ctx.database),
+    )
+
+
+def _key_of(entry: ListedTable) -> tuple[int, str]:
+    return entry.namespace_id, entry.name
 
 
 @operation(needs=RENAME_TABLE, below_mount=mounted_tables.rename_table)
@@ -326,10 +327,14 @@ def rename_table(ctx: Context, request: models.RenameTableRequest) -> models.Ren
         catalog.rename_table(path, new_path, expected_id=expected_id, expected_parent_id=expected_parent_id)
         return models.RenameTableResponse()
 
-    return ctx.transact(work)
+    response = ctx.transact(work)
+    ctx.rights_cache.refresh_next()
+    return response
 
 
-@operation(needs=on_table(Privilege.DROP, enforces_policies=True), below_mount=mounted_tables.deregister_table)
+@operation(
+    needs=on_table(Privilege.DROP, enforces_policies=True), below_mount=mounted_tables.deregister_table, removes=True
+)
 def deregister_table(ctx: Context, request: models.DeregisterTableRequest) -> models.DeregisterTableResponse:
     """Remove a table from the catalog and leave its data; UndropTable can restore the entry for a while.
 
@@ -339,7 +344,9 @@ def deregister_table(ctx: Context, request: models.DeregisterTableRequest) -> mo
     expected_id, keep_ms = ctx.resolved_table_id(path), ctx.settings.retention_ms
 
     def work(catalog: UnitOfWork) -> models.DeregisterTableResponse:
-        record = catalog.remove_table(path, delete_folder=False, keep_ms=keep_ms, expected_id=expected_id)
+        record = catalog.remove_table(
+            path, delete_folder=False, keep_ms=keep_ms, expected_id=expected_id, approved=ctx.approval is not None
+        )
         return models.DeregisterTableResponse(id=list(path), location=record.location, properties=record.properties)
 
     response = ctx.transact(work)
@@ -347,7 +354,7 @@ def deregister_table(ctx: Context, request: models.DeregisterTableRequest) -> mo
     return response
 
 
-@operation(needs=on_table(Privilege.DROP, enforces_policies=True), below_mount=mounted_tables.drop_table)
+@operation(needs=on_table(Privilege.DROP, enforces_policies=True), below_mount=mounted_tables.drop_table, removes=True)
 def drop_table(ctx: Context, request: models.DropTableRequest) -> models.DropTableResponse:
     """Drop a table and delete its data: at once, or after `retention_days`, in which UndropTable can restore it.
 
@@ -359,7 +366,9 @@ def drop_table(ctx: Context, request: models.DropTableRequest) -> models.DropTab
     expected_id, keep_ms = ctx.resolved_table_id(path), ctx.settings.retention_ms
 
     def work(catalog: UnitOfWork) -> models.DropTableResponse:
-        record = catalog.remove_table(path, delete_folder=True, keep_ms=keep_ms, expected_id=expected_id)
+        record = catalog.remove_table(
+            path, delete_folder=True, keep_ms=keep_ms, expected_id=expected_id, approved=ctx.approval is not None
+        )
         properties = {"table": str(path)}
         dropped = catalog.create_transaction(
             DROP_TABLE,

@@ -27,7 +27,7 @@ def list_dropped_tables(ctx: Context, request: models.ListDroppedTablesRequest) 
         "dropped tables",
         request.page_token,
         request.limit,
-        lambda before, count: list_removed_tables(ctx, tuple(before) if before else None, count),
+        lambda before, count: list_removed_tables(ctx, before, count),
         lambda removed: (removed.removed_at, removed.id),
     )
     tables = [
@@ -53,7 +53,7 @@ def list_dropped_namespaces(
         "dropped namespaces",
         request.page_token,
         request.limit,
-        lambda before, count: list_removed_namespaces(ctx, tuple(before) if before else None, count),
+        lambda before, count: list_removed_namespaces(ctx, before, count),
         lambda removed: (removed.removed_at, removed.id),
     )
     namespaces = [
@@ -87,6 +87,7 @@ def undrop_table(ctx: Context, request: models.UndropTableRequest) -> models.Und
         return models.UndropTableResponse(id=list(new_path), location=record.location, properties=record.properties)
 
     response = ctx.transact(work)
+    ctx.rights_cache.refresh_next()
     ctx.storage.datasets.evict(response.location)
     return response
 

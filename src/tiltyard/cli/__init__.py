@@ -12,8 +12,8 @@ from tiltyard.cli.command_groups import CommandGroup, suggest_options
 from tiltyard.cli.interruption import exit_on_interrupt
 
 COMMANDS = {
-    "access": ("can", "grant", "grants", "policy", "revoke", "role", "whoami"),
-    "audit": ("audit",),
+    "access.grants": ("can", "grant", "grants", "policy", "revoke", "role", "whoami"),
+    "access.audit": ("audit",),
     "backup": ("backup",),
     "browsing.change_feed": ("changes",),
     "browsing.changes": ("cp", "mkdir", "mv", "rm"),
@@ -28,23 +28,28 @@ COMMANDS = {
     "rebuild": ("rebuild",),
     "browsing.sql": ("sql",),
     "browsing.training_sets": ("training-set",),
+    "events": ("events",),
     "browsing.versions": ("restore", "tag", "versions"),
+    "tables.classifications": ("classify",),
     "database": ("db",),
     "freshness": ("freshness",),
     "functions": ("functions",),
     "demo": ("demo",),
+    "catalogs.as_code": ("apply", "plan"),
     "catalogs.import_catalog": ("import-catalog",),
-    "keys": ("key", "principal"),
+    "access.keys": ("key", "principal"),
     "upkeep": ("gc", "maintain", "repair"),
     "mcp.command": ("mcp",),
     "catalogs.mounts": ("mount",),
-    "pipelines": ("pipeline", "view"),
+    "jobs.pipelines": ("pipeline", "view"),
+    "access.protections": ("protect",),
     "catalogs.publish_to": ("publish-to",),
-    "schedules": ("schedule",),
-    "serve": ("doctor", "serve", "worker"),
+    "jobs.schedules": ("schedule",),
+    "serve": ("doctor", "serve", "support-bundle", "worker"),
     "tables.columns": ("add-column",),
     "tables.contracts": ("contract", "test"),
     "tables.create": ("create",),
+    "tables.erasures": ("erase",),
     "tables.indexes": ("index",),
     "tables.rows": ("delete", "update"),
     "session.completion": ("completion",),
@@ -124,7 +129,10 @@ def main() -> None:
 
 
 @main.group(
-    "job", cls=LazyGroup, module="tiltyard.cli.jobs", short_help="Run and manage jobs of the data pipeline on Spark."
+    "job",
+    cls=LazyGroup,
+    module="tiltyard.cli.jobs.job",
+    short_help="Run and manage jobs of the data pipeline on Spark.",
 )
 def job() -> None:
     """Run jobs of the data pipeline, here or by a server's workers, and manage the jobs of a catalog.

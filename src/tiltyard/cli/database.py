@@ -10,8 +10,9 @@ import click
 
 from tiltyard.cli.command_groups import CommandGroup
 from tiltyard.cli.options import DATABASE, settings_options
-from tiltyard.cli.session.failures import ExitStatus
+from tiltyard.cli.session.failures import ExitStatus, status_of
 from tiltyard.config import ConfigError, Settings
+from tiltyard.model.settings.storages import SecretError
 from tiltyard.runtime.process import describe, refuse
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ def open_context(settings: Settings) -> Iterator[Context]:
     """
     from lance_namespace.errors import LanceNamespaceError
 
-    from tiltyard.cli.session.failures import status_of
     from tiltyard.context import Context
     from tiltyard.model.principals import SERVER
     from tiltyard.server.process import open_services_or_refuse
@@ -113,7 +113,6 @@ def reencrypt_secrets(settings: Settings) -> None:
     """
     from tiltyard.catalog.functions.secrets import reencrypt
     from tiltyard.model.settings.secret_keys import DecryptionError, read_secret_keys
-    from tiltyard.model.settings.storages import SecretError
 
     try:
         keys = read_secret_keys(settings.secret_keys)

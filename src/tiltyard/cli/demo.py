@@ -135,7 +135,7 @@ class Showing:
             time.sleep(POLL_SECONDS)
 
     def _print(self, url: str, caller: Caller, made: str) -> None:
-        from tiltyard.sample.searches import example_searches
+        from tiltyard.sample.films import example_searches
 
         click.echo(f"\n{made} Searches to click:\n")
         for example in example_searches(lambda condition: _find_row(caller, condition)):

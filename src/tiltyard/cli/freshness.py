@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tiltyard.cli.command_groups import CommandGroup
-from tiltyard.cli.output.formats import OutputFormat, format_option
+from tiltyard.cli.output.formats import OutputFormat, format_option, print_records
 from tiltyard.cli.session.ids import TABLE, TypedId, format_id
 from tiltyard.cli.session.target import catalog_command
 
@@ -55,7 +55,6 @@ def list_ages(catalog: Caller, is_stale: bool, form: OutputFormat) -> None:
     Example:
       tiltyard freshness list --stale || echo "somebody should look"
     """
-    from tiltyard.cli.output.formats import print_records
     from tiltyard.model.schedules import format_duration
 
     tables = catalog.call("ListTableAges", stale=is_stale or None)["tables"]

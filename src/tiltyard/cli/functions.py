@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tiltyard.cli.output.formats import OutputFormat, format_option
+from tiltyard.cli.output.formats import OutputFormat, format_option, print_record, print_records
 from tiltyard.cli.session.failures import CommandError, ExitStatus, exit_on_failure
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ def functions(name: str | None, form: OutputFormat) -> None:
       tiltyard functions chunk_words --format json
       tiltyard job backfill films language --udf detect_language --inputs description
     """
-    from tiltyard.cli.output.formats import print_record, print_records
     from tiltyard.functions import list_functions
 
     found = {each.name: each for each in list_functions()}

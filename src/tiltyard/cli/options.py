@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,12 +13,15 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 import click
 
+from tiltyard.cli.session.failures import CommandError, ExitStatus, describe_failure, exit_on_failure, status_of
+from tiltyard.cli.session.target import choose_target, defer_imports, named_server, open_root, server_options
 from tiltyard.config import NAMES, ConfigError, Settings, load_settings
 from tiltyard.model.settings.setting_names import unknown_variables
 from tiltyard.runtime.process import refuse
 
 if TYPE_CHECKING:
     from tiltyard.calls.caller import Caller
+
 
 Command = Callable[..., None]
 
@@ -80,9 +84,6 @@ class CatalogPlace:
         A catalog that does not exist is made only if the command `creates`: a mistyped root would look like an empty
         one. Operations that need the `database_alone` run in this process without its storage and its mounts.
         """
-        from tiltyard.cli.session.failures import CommandError, describe_failure, status_of
-        from tiltyard.cli.session.target import defer_imports, open_root
-
         defer_imports()
         from lance_namespace.errors import LanceNamespaceError
 
@@ -102,7 +103,7 @@ class CatalogPlace:
 
 
 def catalog_options(command: Command) -> Command:
-    """Add options for the catalog to work on: a server's --url, --profile and --key, or the database of the settings.
+    """Add options for the catalog to work on: a server's, by URL or profile, or the database of the settings.
 
     Where neither options nor variables name one, it is the server of the current profile, as for `tiltyard ls`; without
     a profile it is the database. The command gets a CatalogPlace.
@@ -114,41 +115,30 @@ def catalog_options(command: Command) -> Command:
         command(CatalogPlace(settings, url, key), **arguments)
 
     @functools.wraps(with_settings)
-    def run(url: str, profile: str, key: str, **arguments: Any) -> None:
+    def run(server: str, profile: str, key: str, **arguments: Any) -> None:
         is_database_named = any(arguments[name] for name in (*DATABASE, "config"))
-        url, key = _choose_server(url, profile, key, is_database_named=is_database_named)
+        url, key = _choose_server(server, profile, key, is_database_named=is_database_named)
         with_settings(url=url, key=key, **arguments)
 
-    for flags, name, text in (
-        (("--key",), "key", "An API key for the server; the variable TILTYARD_KEY is safer."),
-        (("--profile",), "profile", "A profile that `tiltyard login` has stored; also TILTYARD_PROFILE."),
-        (("--url", "--server"), "url", "URL of the server to use; also TILTYARD_URL, TILTYARD_SERVER."),
-    ):
-        run = click.option(*flags, name, default="", help=text)(run)
-    return run
+    return server_options(run)
 
 
-def _choose_server(url: str, profile: str, key: str, *, is_database_named: bool) -> tuple[str, str]:
+def _choose_server(server: str, profile: str, key: str, *, is_database_named: bool) -> tuple[str, str]:
     """Return the URL and the key of the server to use; ("", "") for the database of the settings."""
-    from tiltyard.cli.session.failures import CommandError, ExitStatus, exit_on_failure
     from tiltyard.cli.session.profiles import read_profiles
-    from tiltyard.cli.session.target import choose_target
-
-    def is_set(*names: str) -> bool:
-        return any(os.environ.get(f"TILTYARD_{name}") for name in names)
 
     with exit_on_failure():
-        if is_database_named and (url or profile):
+        if is_database_named and (server or profile):
             raise CommandError("A server and a database both say where: leave one out.", ExitStatus.USAGE)
-        if not (is_database_named or url or profile):
-            url = os.environ.get("TILTYARD_URL", "")
-            is_server_meant = url or is_set("SERVER", "PROFILE")
-            is_database_named = not is_server_meant and (is_set("ROOT", "DB", "CONFIG") or not read_profiles().current)
+        if not (is_database_named or server or profile):
+            is_server_named = named_server(os.environ) or os.environ.get("TILTYARD_PROFILE")
+            is_database_set = any(os.environ.get(f"TILTYARD_{name}") for name in ("ROOT", "DB", "CONFIG"))
+            is_database_named = not is_server_named and (is_database_set or not read_profiles().current)
         if not is_database_named:
-            target = choose_target(url, "", "", profile, key)
+            target = choose_target(server, "", "", profile, key)
             return target.url, target.key
         if key:
-            raise CommandError("--key is for a server: name it by --url, or --profile.", ExitStatus.USAGE)
+            raise CommandError("--key is for a server: name it by --server, or --profile.", ExitStatus.USAGE)
     return "", ""
 
 
@@ -172,3 +162,25 @@ def parse_pairs(texts: tuple[str, ...]) -> dict[str, str]:
         if not equals:
             raise click.UsageError(f"'{name}' is not NAME=VALUE.")
     return {name: value for name, _, value in pairs}
+
+
+def limit_option(text: str = "How many rows.", default: int | None = None, *, least: int = 0) -> Callable[[Any], Any]:
+    """Add -n, --limit."""
+    shown = default is not None
+    kind = click.IntRange(min=least)
+    return click.option("-n", "--limit", type=kind, metavar="N", default=default, show_default=shown, help=text)
+
+
+def yes_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --yes."""
+    return click.option("-y", "--yes", "is_confirmed", is_flag=True, help="Do not ask.")(command)
+
+
+def confirm(question: str, *, is_confirmed: bool) -> None:
+    """Ask, unless it is confirmed already. Raises CommandError for a no, or where nobody can be asked."""
+    if is_confirmed:
+        return
+    if not sys.stdin.isatty():
+        raise CommandError("This asks first, and there is no terminal to ask on: add --yes.", ExitStatus.USAGE)
+    if not click.confirm(question, err=True):
+        raise CommandError("Nothing was changed.")

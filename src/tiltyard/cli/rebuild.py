@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tiltyard.cli.browsing.confirmation import confirm, yes_option
+from tiltyard.cli.options import confirm, yes_option
 from tiltyard.cli.output.formats import OutputFormat, format_option, print_records
+from tiltyard.cli.session.failures import exit_on_failure
 from tiltyard.cli.session.job_target import JobTarget, job_target_options
 from tiltyard.runtime.process import refuse
 
@@ -63,8 +64,7 @@ def rebuild(
       tiltyard rebuild library.books --since 12 --run --state rebuild.json
       tiltyard rebuild ./books.csv --run --yes
     """
-    from tiltyard.cli.jobs import refusing
-    from tiltyard.cli.session.failures import exit_on_failure
+    from tiltyard.cli.jobs.job import refusing
 
     with refusing(refuse), exit_on_failure():
         plan = (

@@ -1,8 +1,11 @@
-"""`tiltyard serve` and `tiltyard worker`, the processes of a deployment, and `tiltyard doctor`, a look before."""
+"""`tiltyard serve` and `tiltyard worker`, the processes of a deployment; `tiltyard doctor`, a look before, and
+`tiltyard support-bundle`, a file for those who are to look.
+"""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 
@@ -79,3 +82,32 @@ def doctor(settings: Settings) -> None:
         worst += finding.verdict is Verdict.WRONG
     if worst:
         sys.exit(ExitStatus.NOT_WELL)
+
+
+@click.command("support-bundle", short_help="Write a file from which a maintainer sees what is wrong.")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--names", is_flag=True, help="With the names of objects, principals and addresses.")
+@settings_options(*SERVE_SETTINGS)
+def support_bundle(settings: Settings, file: Path, names: bool) -> None:
+    """Write a zip archive with what a maintainer asks for: to be read, and then attached to a question.
+
+    It has what `tiltyard doctor` says, versions, settings, the size of the catalog, recent errors, the slowest recorded
+    requests, and the metrics of the server on this machine. It has no secrets, and no names without --names.
+
+    \b
+    Examples:
+      tiltyard support-bundle bundle.zip --root ./data
+      tiltyard support-bundle bundle.zip --config tiltyard.toml --names
+    """
+    from tiltyard.runtime.process import refuse
+    from tiltyard.server.support_bundle import write_bundle
+
+    try:
+        missing = write_bundle(settings, file, names=names)
+    except FileExistsError:
+        refuse(f"{file} is there already: name a new file.")
+    except OSError as error:
+        refuse(f"{file} cannot be written: {error.strerror}.")
+    for part, reason in missing.items():
+        click.echo(f"Without {part}: {reason}")
+    click.echo(f"Wrote {file}. Read it before you send it.")

@@ -153,7 +153,7 @@ def maintain(
       tiltyard maintain --uri http://127.0.0.1:2333 --dry-run
       tiltyard maintain --uri http://127.0.0.1:2333 films --every 3600
     """
-    from tiltyard.cli.jobs import refusing
+    from tiltyard.cli.jobs.job import refusing
     from tiltyard.pipeline.optimize.needed_jobs import Thresholds, queue_needed_jobs
 
     # A single run fails with its error; a repeated one reports it and tries again the next time.

@@ -21,6 +21,7 @@ from lance_namespace.errors import (
     TableNotFoundError,
     UnsupportedOperationError,
 )
+from msgspec import structs
 
 from tiltyard.api.authentication import is_own_page
 from tiltyard.api.errors import error_response
@@ -30,7 +31,7 @@ from tiltyard.calls.in_process_caller import RowsBody, find_handler
 from tiltyard.context import Context
 from tiltyard.sql.processes import Form
 from tiltyard.sql.read_grounds import REAUTHORIZE_SECONDS, check_grounds
-from tiltyard.sql.remote_query import EXECUTE, QueryBatches, RemoteQuery, query_request
+from tiltyard.sql.remote_query import EXECUTE, QueryBatches, RemoteQuery, note_decisions, query_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -211,6 +212,7 @@ class PageCalls:
                 query.start()
             finally:
                 logged.set_query(EXECUTE, query.tables)
+                note_decisions(self.ctx, query)
             with closing(QueryBatches(query)) as batches:
                 rows = self._while_readable(query.grounds, batches)
                 yield SqlAnswer(query.schema, rows, query.tables, batches.has_next)
@@ -250,7 +252,10 @@ class PageCalls:
         self.check()
         logged, slot = self._on_loop(lambda: self._begin(describe, is_query=is_query))
         try:
-            yield logged
+            try:
+                yield logged
+            finally:
+                logged.ctx = structs.replace(self._reader, decided=self.ctx.decided.copy())
             logged.status = status
             if logged.is_audited_change:
                 asyncio.run_coroutine_threadsafe(_write_record(logged), self._loop).result()
@@ -275,6 +280,7 @@ class PageCalls:
         if self._is_seen_as:
             logged.see_as(self.ctx.principal.name)
         logged.ctx = self._reader
+        self.ctx.decided.clear()  # those of the page's call before
         if is_query:
             try:
                 slot = self._shared.limits.acquire_slot(self._reader, logged.address)

@@ -1,12 +1,17 @@
-"""What the checks of a contract have found of rows before they were written."""
+"""What the checks of a contract have found of rows before they were written, and the rows that they reject.
+
+Those are parked: lines of JSON, {"reason": …, "row": …}, in files of a folder.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
-from msgspec import json
+import msgspec
 
 
 @dataclass(slots=True)
@@ -38,4 +43,19 @@ class CheckedRows:
 def encode_checks(warned: Counter[str], rejected: int) -> str | None:
     """Return what the catalog keeps of a commit's checks; None where nothing was found."""
     found = {name: value for name, value in (("warned", dict(warned)), ("rejected", rejected)) if value}
-    return json.encode(found).decode() if found else None
+    return msgspec.json.encode(found).decode() if found else None
+
+
+FOLDER = "_rejects"
+"""The folder of a table for rows that its contract rejects."""
+ROWS_PER_FILE = 10_000
+
+
+def encode_reject(reason: str, row: Any) -> bytes:
+    """Return a line of JSON; values that JSON cannot represent become text."""
+    return json.dumps({"reason": reason, "row": row}, default=to_text).encode() + b"\n"
+
+
+def to_text(value: Any) -> str:
+    """Return the text for a value that JSON cannot represent."""
+    return f"{len(value)} bytes" if isinstance(value, bytes) else str(value)

@@ -21,6 +21,7 @@ import msgspec
 from tiltyard.contracts.checks import QualityCheck, parse_check, validate_checks
 from tiltyard.contracts.row_checks import ROW_KINDS
 from tiltyard.model.refusals import RefusedError
+from tiltyard.model.text.shown_text import shorten
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -190,11 +191,7 @@ def describe_row(values: Iterable[tuple[str, object]], may_see: bool) -> str:
     """Return the values of a failing row as text, cut where they are long; 'a row' for who may not see them."""
     if not may_see:
         return "a row"
-    return "a row with " + ", ".join(f"{name} = {_cut(repr(value))}" for name, value in values)
+    return "a row with " + ", ".join(f"{name} = {shorten(repr(value), _SHOWN_CHARACTERS)}" for name, value in values)
 
 
 _SHOWN_CHARACTERS = 100
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

@@ -30,7 +30,9 @@ from tiltyard.calls.in_process_caller import find_handler
 from tiltyard.context import Context
 from tiltyard.flight.siblings import UnreachableError, passed_on_address, write_peer
 from tiltyard.identity.credentials import API_KEY, AUTHORIZATION, MAX_BYTES
+from tiltyard.model.decisions import AskedOperation
 from tiltyard.model.ids import Id, parse_id
+from tiltyard.sql.remote_query import EXECUTE
 from tiltyard.sql.tables import PUBLIC
 
 if TYPE_CHECKING:
@@ -304,7 +306,8 @@ class Calls:
         principal = await authentication.authenticate_headers(headers)
         if user and user != principal.name and not authentication.is_open:
             raise UnauthenticatedError("The key is not one of this user.")
-        logged.ctx = Context(self._shared.services, logged.request_id, principal=principal)
+        asked = AskedOperation(EXECUTE)  # what is called as an operation says which
+        logged.ctx = Context(self._shared.services, logged.request_id, principal=principal, asked=asked)
         if connection is not None:
             if authentication.is_open:
                 connection.admit()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from tiltyard.model.schemas.nested_types import has_dictionary
-from tiltyard.runtime.client_arrow.reading import to_ipc
+from tiltyard.runtime.client_arrow.reading import slice_batch, to_ipc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -64,7 +64,7 @@ class BatchEncoder:
         """Yield the messages of a batch; each after those of its dictionaries, if any, which replace those before."""
         if not batch.schema.equals(self._schema):  # DataFusion may say otherwise which columns have no nulls
             batch = pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)
-        for part in _parts(batch):
+        for part in slice_batch(batch, MESSAGE_BYTES) if batch.num_rows else ():
             if self._has_dictionaries:
                 yield from _encode_with_dictionaries(part)
             else:
@@ -105,16 +105,6 @@ class _Sink:
 
     def close(self) -> None:
         """Do nothing."""
-
-
-def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    rows = max(1, batch.num_rows * MESSAGE_BYTES // max(1, batch.nbytes))
-    if rows >= batch.num_rows:
-        if batch.num_rows:
-            yield batch
-        return
-    for first in range(0, batch.num_rows, rows):
-        yield batch.slice(first, rows)
 
 
 def _encode_with_dictionaries(batch: pa.RecordBatch) -> Iterator[list[Part]]:

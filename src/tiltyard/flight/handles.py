@@ -11,7 +11,7 @@ import msgspec
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.flight.messages import pack
-from tiltyard.sql.statements import MAX_PARAMETER_BYTES
+from tiltyard.sql.statements.text_checks import MAX_PARAMETER_BYTES
 
 MAX_BYTES = 4 << 20
 

@@ -15,6 +15,7 @@ from enum import StrEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
+import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError, ServiceUnavailableError
 
 from tiltyard.api.bodies.arrow_responses import ResponseTooLargeError
@@ -23,8 +24,6 @@ from tiltyard.api.errors import clear_tracebacks
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from concurrent.futures import Executor
-
-    import pyarrow as pa
 
     from tiltyard.api.deadlines import Deadline
     from tiltyard.context import Context
@@ -80,10 +79,12 @@ class AnsweredQuery:
 
     has_ended = True
 
-    def __init__(self, schema: pa.Schema, table: Id, grounds: ReadGrounds, messages: Sequence[bytes]) -> None:
+    def __init__(
+        self, schema: pa.Schema, tables: tuple[Id, ...], grounds: tuple[ReadGrounds, ...], messages: Sequence[bytes]
+    ) -> None:
         self.schema = schema
-        self.grounds: tuple[ReadGrounds, ...] = (grounds,)
-        self.tables: tuple[Id, ...] = (table,)
+        self.grounds = grounds
+        self.tables = tables
         self.first_messages = messages
 
     def receive(self) -> list[bytes]:
@@ -94,6 +95,10 @@ class AnsweredQuery:
 
     def close(self) -> None:
         """Do nothing, likewise."""
+
+
+ENDED = AnsweredQuery(pa.schema([]), (), (), ())
+"""What is left of a query that has ended, for those who stop it."""
 
 
 class SubmittedQuery:
@@ -123,7 +128,10 @@ class SubmittedQuery:
         self._has_rows = asyncio.Event()
         """Set once the first of its rows have come, or it has ended without any."""
         self._has_ended = False
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        loop = asyncio.get_running_loop()
+        self._expiry = loop.call_later(max(0.0, deadline.remaining), self.drop_unread)
+        """Until then its rows wait for their reader. The loop holds what it is to call later, so it is cancelled."""
+        self._task = loop.create_task(self._run())
 
     def when_ended(self, call: Callable[[SubmittedQuery], None]) -> None:
         """Call a function once the query's process is free, whatever came of it."""
@@ -166,6 +174,7 @@ class SubmittedQuery:
         Raises what has ended the query, if it failed, QueryCancelledError.
         """
         self.is_read = True
+        self._expiry.cancel()
         while True:
             while self._messages:
                 message = self._messages.popleft()
@@ -210,6 +219,7 @@ class SubmittedQuery:
         self._notify()
         if not self._query.has_ended:
             await asyncio.get_running_loop().run_in_executor(self._pool, self._query.close)
+        self._query = ENDED  # it has its first rows, and those of a point query all, until it goes
 
     def _fail(self, error: BaseException) -> None:
         clear_tracebacks(error)
@@ -282,8 +292,6 @@ class Queries:
     def add(self, query: SubmittedQuery) -> None:
         """Keep a query, and let go of the oldest that have ended where there are many."""
         self._queries[query.handle.id] = query
-        seconds = query.deadline.remaining
-        asyncio.get_running_loop().call_later(max(0.0, seconds), query.drop_unread)
         query.when_ended(self._limit_kept)
         excess = len(self._queries) - MAX_ENDED
         for old in list(islice(self._queries.values(), max(0, excess))):

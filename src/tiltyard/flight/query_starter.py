@@ -20,7 +20,7 @@ from tiltyard.model.operations import PoolName
 from tiltyard.runtime.pool import Pool
 from tiltyard.sql.point_queries import PointQuery, open_point_query, parse_point_query
 from tiltyard.sql.processes import Form
-from tiltyard.sql.remote_query import EXECUTE, RemoteQuery, query_request
+from tiltyard.sql.remote_query import EXECUTE, RemoteQuery, note_decisions, query_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.flight.calls import Call
     from tiltyard.flight.handles import QueryHandle
-    from tiltyard.sql.view_statements import ViewStatement
+    from tiltyard.sql.statements.view_statements import ViewStatement
 
 PLAN = "PlanQuery"
 """What a call that plans a query does, in the audit log and the metrics."""
@@ -87,6 +87,7 @@ class QueryStarter:
             raise
         finally:
             call.record_tables(operation, query.tables)
+            note_decisions(call.ctx, query)
         return query
 
     async def start(self, call: Call, handle: QueryHandle) -> SubmittedQuery:
@@ -209,4 +210,4 @@ def _read(ctx: Context, query: PointQuery) -> AnsweredQuery | None:
     encoder = BatchEncoder(opened.schema)
     messages = [encode_schema(opened.schema)]
     messages += [b"".join(parts) for batch in batches for parts in encoder.encode(batch)]
-    return AnsweredQuery(opened.schema, query.table, opened.grounds, messages)
+    return AnsweredQuery(opened.schema, (query.table,), (opened.grounds,), messages)

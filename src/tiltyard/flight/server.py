@@ -11,7 +11,7 @@ from tiltyard.flight.connections import FlightConnections
 from tiltyard.flight.frames import MAX_BLOCK_BYTES
 from tiltyard.flight.service import FlightService
 from tiltyard.flight.siblings import Siblings
-from tiltyard.sql.statements import MAX_PARAMETER_BYTES
+from tiltyard.sql.statements.text_checks import MAX_PARAMETER_BYTES
 
 if TYPE_CHECKING:
     from tiltyard.api.app import Shared

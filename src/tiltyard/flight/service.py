@@ -61,7 +61,7 @@ from tiltyard.model.operations import PoolName
 from tiltyard.sql.errors import READ_ONLY
 from tiltyard.sql.read_grounds import REAUTHORIZE_SECONDS, check_grounds
 from tiltyard.sql.remote_query import EXECUTE
-from tiltyard.sql.statements import MAX_PARAMETER_BYTES, bind_names
+from tiltyard.sql.statements.text_checks import MAX_PARAMETER_BYTES, bind_names
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

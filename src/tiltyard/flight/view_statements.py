@@ -22,7 +22,7 @@ from tiltyard.calls.in_process_caller import InProcessCaller
 from tiltyard.flight.encoding import BatchEncoder, encode_schema
 from tiltyard.model.ids import Id
 from tiltyard.sql.processes import QueryEndedError
-from tiltyard.sql.view_statements import ViewAction, ViewStatement, parse_view_statement
+from tiltyard.sql.statements.view_statements import ViewAction, ViewStatement, parse_view_statement
 
 if TYPE_CHECKING:
     from tiltyard.context import Context

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from tiltyard.functions.embeddings import to_vector_column
 from tiltyard.functions.images import MAX_DECODED_SIDE, read_image
 from tiltyard.functions.model_files import ModelFiles, digest_files, find_image_model, load_once
 from tiltyard.functions.onnx_sessions import gpu_of_task, open_session
@@ -51,16 +52,11 @@ def embed_image(images: pa.Array, *, model: str, normalize: bool = True, batch_s
 
     opened = _open_model(find_image_model(model))
     rows = [row for row, value in enumerate(images.is_valid().to_pylist()) if value]
-    vectors = np.zeros((len(images), opened.dimensions), dtype=np.float32)
+    vectors = np.full((len(images), opened.dimensions), np.nan, dtype=np.float32)
     for start in range(0, len(rows), batch_size):
         part = rows[start : start + batch_size]
         vectors[part] = opened.encode([read_image(images[row].as_py(), "RGB") for row in part])
-    if normalize:
-        with np.errstate(invalid="ignore", divide="ignore"):
-            vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    is_missing = ~np.isfinite(vectors).all(axis=1) | np.array(images.is_null().to_pylist(), dtype=bool)
-    vectors[is_missing] = 0
-    return pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), opened.dimensions, mask=pa.array(is_missing))
+    return to_vector_column(vectors, normalize=normalize)
 
 
 def _open_model(files: ModelFiles) -> _ImageModel:

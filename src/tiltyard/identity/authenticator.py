@@ -8,14 +8,12 @@ after that time, and if the database is unavailable, every request is refused af
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
 import msgspec
-from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError, UnauthenticatedError
+from lance_namespace.errors import LanceNamespaceError, UnauthenticatedError
 
 from tiltyard.identity.credentials import CredentialKind, Credentials, SessionIdentity
 from tiltyard.identity.keys import require_valid, verify_key
@@ -23,7 +21,8 @@ from tiltyard.identity.providers import TrustedProvider
 from tiltyard.identity.tokens import ISSUER, ServerTokens, read_unverified
 from tiltyard.model.principals import Principal
 from tiltyard.runtime.cache import Cache
-from tiltyard.store import FRESH_SECONDS, IDENTITY_GENERATION
+from tiltyard.store import IDENTITY_GENERATION
+from tiltyard.store.access.watched_generation import WatchedGeneration
 
 if TYPE_CHECKING:
     from tiltyard.config import Settings
@@ -60,33 +59,30 @@ class Authenticator:
         self._providers = {
             provider.issuer: TrustedProvider(name, provider, clock) for name, provider in settings.providers.items()
         }
-        self._lock = threading.Lock()
-        self._cache: Cache[bytes, CachedPrincipal] = Cache(
+        self._cache: Cache[tuple[int, bytes], CachedPrincipal] = Cache(
             "principals",
             "Who has which key, token or session, by its digest",
             max_entries=MAX_CACHED,
             invalidated_by="the generation of identities, and the end of a key or token",
         )
-        self._generation = -1
-        self._fresh_until = 0.0
-        self._unavailable: tuple[float, str] | None = None
+        self._generation = WatchedGeneration(store, IDENTITY_GENERATION, self._clear, pause_seconds=UNAVAILABLE_SECONDS)
 
     def cached_principal(self, credentials: Credentials) -> Principal | None:
         """Return the principal from the cache, or None. Does not block."""
-        entry = self._cache.get(credentials.digest)
-        if entry is None or time.monotonic() > self._fresh_until or entry.until <= self._clock():
+        if not self._generation.is_fresh:
+            return None
+        entry = self._cache.get((self._generation.number, credentials.digest))
+        if entry is None or entry.until <= self._clock():
             return None
         return entry.principal
 
     def authenticate(self, credentials: Credentials) -> Principal:
         """Return the principal; may read the catalog. Raises UnauthenticatedError, ServiceUnavailableError."""
-        generation = self._refresh()
+        generation = self._generation.current()
         if (principal := self.cached_principal(credentials)) is not None:
             return principal
         entry = self._verify(credentials)
-        with self._lock:
-            if generation == self._generation:  # else the records may have changed since they were read
-                self._cache.put(credentials.digest, entry)
+        self._cache.put((generation, credentials.digest), entry)  # not the one by now: the records may have changed
         return entry.principal
 
     def issue_token(self, client_id: str, secret: str) -> str:
@@ -94,7 +90,7 @@ class Authenticator:
 
         Raises UnauthenticatedError, ServiceUnavailableError.
         """
-        self._refresh()
+        self._generation.current()
         key, record = verify_key(self._store, secret.encode(), self._clock())
         if client_id not in (record.name, key.id):
             raise UnauthenticatedError("This API key belongs to another client.")
@@ -106,34 +102,14 @@ class Authenticator:
 
         Raises UnauthenticatedError, ServiceUnavailableError.
         """
-        self._refresh()
+        self._generation.current()
         key, record = verify_key(self._store, secret.encode(), self._clock())
         self._record_use(key)
         return SessionIdentity(_require_enabled(record).name, (), key.id, key.expires_at or NEVER)
 
-    def _refresh(self) -> int:
-        """Clear the caches if the generation has changed; return the generation that they are of."""
-        with self._lock:
-            now = time.monotonic()
-            if now > self._fresh_until:
-                number = self._read_generation(now)
-                if number != self._generation:
-                    self._cache.clear()
-                    self.tokens.clear_cache()
-                    self._generation = number
-                self._fresh_until = now + FRESH_SECONDS
-            return self._generation
-
-    def _read_generation(self, now: float) -> int:
-        if self._unavailable is not None and now < self._unavailable[0]:
-            raise ServiceUnavailableError(self._unavailable[1])
-        try:
-            number = self._store.generation(IDENTITY_GENERATION)
-        except ServiceUnavailableError as error:
-            self._unavailable = time.monotonic() + UNAVAILABLE_SECONDS, str(error)
-            raise
-        self._unavailable = None
-        return number
+    def _clear(self) -> None:
+        self._cache.clear()
+        self.tokens.clear_cache()
 
     def _verify(self, credentials: Credentials) -> CachedPrincipal:
         if credentials.kind is CredentialKind.TOKEN:

@@ -13,8 +13,7 @@ from tiltyard.identity import keys
 from tiltyard.identity.keys import CreatedKey, NewKeyOptions
 from tiltyard.model.ids import check_name
 from tiltyard.model.operations import operation
-from tiltyard.model.principals import OPERATOR
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import OPERATOR, Privilege
 from tiltyard.model.spec import models
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def rotate_api_key(ctx: Context, request: models.RotateApiKeyRequest) -> models.
     return models.RotateApiKeyResponse(api_key=created.text, key=to_api_key(created.record))
 
 
-@operation(needs=OWNER_OR_ADMINISTRATOR)
+@operation(needs=OWNER_OR_ADMINISTRATOR, while_read_only=True)
 def revoke_api_key(ctx: Context, request: models.RevokeApiKeyRequest) -> models.RevokeApiKeyResponse:
     """Revoke a key and the tokens issued for it; every server refuses them within seconds.
 

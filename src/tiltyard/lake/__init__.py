@@ -10,15 +10,16 @@ The names are those of the command line and of pipelines' files. This package is
 starts with the first job that needs it; `docs/pipeline.md` describes it for users.
 """
 
-from tiltyard.lake.catalog import Lake, LakeNamespace, connect
-from tiltyard.lake.changes import Changes
+from tiltyard.lake.catalog import Lake, connect
 from tiltyard.lake.errors import RunCanceledError, RunFailedError
 from tiltyard.lake.lineage import Lineage
+from tiltyard.lake.namespace import LakeNamespace
 from tiltyard.lake.operations.rebuild import Rebuild
 from tiltyard.lake.runs import Run
 from tiltyard.lake.snapshots import Snapshot
-from tiltyard.lake.sources import Jdbc, Source
-from tiltyard.lake.table import Table
+from tiltyard.lake.tables.changes import Changes
+from tiltyard.lake.tables.sources import Jdbc, Source
+from tiltyard.lake.tables.table import Table
 from tiltyard.lake.training.loader import Loader, LoaderOptions
 from tiltyard.lake.training.training_set import TrainingSet
 from tiltyard.lake.views import View

@@ -1,4 +1,4 @@
-"""A catalog to work with: its namespaces, tables and views, and the jobs that run on them."""
+"""A catalog to work with: its views, snapshots, schedules and training sets, and the jobs that run on its tables."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
 
-import lance_namespace as upstream
 import msgspec
-from lance_namespace.errors import InvalidInputError, TableAlreadyExistsError
+from lance_namespace.errors import InvalidInputError
 
-from tiltyard.lake.arguments import Names, check_moment, list_names, present
-from tiltyard.lake.display import render_table
+from tiltyard.calls.event_stream import StreamedEvent, read_events
+from tiltyard.declarations.catalog_file import read_catalog_file
+from tiltyard.declarations.plan import CatalogPlan, export_catalog, make_plan
+from tiltyard.lake.classifications import Classification
+from tiltyard.lake.erasures import Erasure, find_erasure, list_erasures
 from tiltyard.lake.errors import translate
-from tiltyard.lake.functions import ListedFunction, list_lake_functions
 from tiltyard.lake.lineage import Lineage, read_lineage
-from tiltyard.lake.operations.guesses import LAKE_GUESSES, Guess, Guessing
+from tiltyard.lake.namespace import LakeNamespace
 from tiltyard.lake.operations.rebuild import Rebuild, plan_rebuild
 from tiltyard.lake.operations.schedules import Duration, Schedule, create_schedule, find_schedule, list_schedules
 from tiltyard.lake.operations.view_parts import Computed
@@ -25,8 +26,8 @@ from tiltyard.lake.publication import ChangedTable, not_published, open_publicat
 from tiltyard.lake.runs import Run
 from tiltyard.lake.session import LakeSession, SparkSessions
 from tiltyard.lake.snapshots import LakeMoment, Snapshot, create_snapshot, find_snapshot, list_snapshots
-from tiltyard.lake.sources import Source
-from tiltyard.lake.table import Mode, SnapshotTable, Table
+from tiltyard.lake.tables.arguments import Names, check_moment, list_names, present
+from tiltyard.lake.tables.table import SnapshotTable, Table
 from tiltyard.lake.training.definition import check_definition
 from tiltyard.lake.training.training_set import (
     TrainingSet,
@@ -37,7 +38,7 @@ from tiltyard.lake.training.training_set import (
 from tiltyard.lake.views import View, create_view
 from tiltyard.model.ids import Id
 from tiltyard.model.lineage import DEFAULT_DEPTH
-from tiltyard.model.typed_ids import format_id, is_server_address, parse_typed_id
+from tiltyard.model.text.typed_ids import format_id, is_server_address, parse_typed_id
 from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.publishing import Isolation
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from tiltyard.pipeline.as_of_join import Direction
 
 
-PAGE_SIZE = 1000
 API_KEY_PROPERTY = "header.x-api-key"
 
 
@@ -87,139 +87,8 @@ def connect(
     return Lake(place, connection(place, all_properties, storage), sessions, submit=submit)
 
 
-class LakeNamespace(Guessing):
-    """A namespace of a lake; ids are within it: `lake.namespace("shop").table("orders")`."""
-
-    guesses: ClassVar[Mapping[str, Guess]] = LAKE_GUESSES
-
-    def __init__(self, lake: Lake, path: tuple[str, ...]) -> None:
-        self._owner = lake
-        self.path = path
-
-    @property
-    def _lake(self) -> Lake:
-        return self._owner
-
-    @property
-    def name(self) -> str:
-        """Return the namespace's id (`shop`, `shop.archive`); "." for the root."""
-        return format_id(self.path)
-
-    def table(self, name: str) -> Table:
-        """Return a table by its id (`shop.orders`, `"a.b".c`), which need not exist. Raises InvalidInputError."""
-        return self._lake.table_class(self._lake, self._resolve(name, "table"))
-
-    def __getitem__(self, name: str) -> Table:
-        return self.table(name)
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self.table(name).exists()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.tables())
-
-    def open_table(self, name: str) -> Table:
-        """Return a table that exists, also one that is only declared. Raises TableNotFoundError, InvalidInputError."""
-        table = self.table(name)
-        self._client.table_exists(upstream.TableExistsRequest(id=list(table.path)))
-        return table
-
-    def create_table(
-        self,
-        name: str,
-        data: Source | None = None,
-        *,
-        schema: pa.Schema | None = None,
-        mode: Mode = "create",
-        exist_ok: bool = False,
-    ) -> Table:
-        """Create a table of rows, or of a schema without rows; return it. Rows are cast to the types of a schema.
-
-        `mode="overwrite"` replaces the rows and columns of one that exists, `exist_ok` returns it as it is.
-        `table(name).ingest` takes checks, rejects and transformations. Raises InvalidInputError,
-        TableAlreadyExistsError, NamespaceNotFoundError.
-        """
-        if data is None and schema is None:
-            raise InvalidInputError("data and schema are both left out: give rows, or the columns of a table.")
-        if mode == "append":
-            raise InvalidInputError("mode is create or overwrite: table(name).write(rows) appends.")
-        table = self.table(name)
-        cast = None if data is None or schema is None else {field.name: field.type for field in schema}
-        rows: Any = schema.empty_table() if data is None and schema is not None else data
-        try:
-            table.ingest(rows, mode=mode, cast=cast)
-        except TableAlreadyExistsError:
-            if not exist_ok:
-                raise
-        return table
-
-    def drop_table(self, name: str) -> None:
-        """Drop a table: `table(name).drop()`. Raises TableNotFoundError, InvalidInputError."""
-        self.table(name).drop()
-
-    def namespace(self, name: str) -> LakeNamespace:
-        """Return a namespace by its id; it need not exist. Raises InvalidInputError."""
-        return LakeNamespace(self._lake, self._resolve(name, "namespace"))
-
-    def tables(self) -> list[str]:
-        """Return the ids of the tables and views directly in it, as `lake.table` takes them.
-
-        Raises NamespaceNotFoundError.
-        """
-        return [format_id((*self.path, name)) for name in self._list("ListTables", "tables")]
-
-    def namespaces(self) -> list[str]:
-        """Return the ids of the namespaces directly in it, as `lake.namespace` takes them.
-
-        Raises NamespaceNotFoundError.
-        """
-        return [format_id((*self.path, name)) for name in self._list("ListNamespaces", "namespaces")]
-
-    def functions(self) -> list[ListedFunction]:
-        """Return the functions of columns: the ready-made ones, and each version of those that are registered in it.
-
-        Raises NamespaceNotFoundError.
-        """
-        return list_lake_functions(self._lake.calls, self.path)
-
-    def create(self, *, exist_ok: bool = False) -> LakeNamespace:
-        """Create the namespace; return it. Raises NamespaceAlreadyExistsError unless `exist_ok`."""
-        mode = "exist_ok" if exist_ok else "create"
-        self._client.create_namespace(upstream.CreateNamespaceRequest(id=list(self.path), mode=mode))
-        return self
-
-    def drop(self) -> None:
-        """Drop the namespace, which has to be empty. Raises NamespaceNotFoundError, NamespaceNotEmptyError."""
-        self._client.drop_namespace(upstream.DropNamespaceRequest(id=list(self.path)))
-
-    def __repr__(self) -> str:
-        return f"<namespace {self.name} of {self._lake.location}>"
-
-    def _repr_html_(self) -> str:
-        rows = [(name, "table") for name in self.tables()] + [(name, "namespace") for name in self.namespaces()]
-        return render_table(("name", "is a"), rows)
-
-    @property
-    def _client(self) -> upstream.LanceNamespace:
-        return self._lake.catalog.client()
-
-    def _resolve(self, name: str, kind: str) -> tuple[str, ...]:
-        try:
-            names = parse_typed_id(name)
-        except (ValueError, TypeError) as error:
-            raise InvalidInputError(f"name: {error}") from error
-        if not names:
-            raise InvalidInputError(f"name is empty: name a {kind}.")
-        return (*self.path, *names)
-
-    def _list(self, operation: str, field: str) -> Iterator[str]:
-        return self._lake.calls.entries(operation, field, id=list(self.path), limit=PAGE_SIZE)
-
-
 class Lake(LakeSession, LakeNamespace):
     """A catalog with its tables: what `tiltyard.connect` returns. Its own tables are those of the root."""
-
-    table_class: ClassVar[type[Table]] = Table
 
     path: tuple[str, ...] = ()
 
@@ -342,6 +211,14 @@ class Lake(LakeSession, LakeNamespace):
         """Return the snapshots on whose tables you have rights, by name."""
         return list_snapshots(self)
 
+    def erasures(self) -> list[Erasure]:
+        """Return the erasures of rows that you have asked for, or whose tables you may erase from; newest first."""
+        return list(list_erasures(self.calls))
+
+    def erasure(self, erasure_id: str) -> Erasure:
+        """Return an erasure: `lake.erasure(id).report()`. Raises TransactionNotFoundError."""
+        return find_erasure(self.calls, erasure_id)
+
     def schedule(
         self,
         name: str,
@@ -425,9 +302,29 @@ class Lake(LakeSession, LakeNamespace):
         """Return the training sets whose tables you may read, by name."""
         return list_training_sets(self)
 
+    def classified(self, key: str, value: str | None = None) -> list[Classification]:
+        """Return the namespaces, tables and columns with a key, and a value if one is given, that you can use.
+
+        What they pass on to others is not listed. Raises InvalidInputError.
+        """
+        found = self.calls.entries("FindClassified", "classifications", key=key, value=value)
+        return [Classification.of(each) for each in found]
+
     def stale_tables(self) -> list[str]:
         """Return the ids of the tables that are older than they may be (`table(name).set_max_age`)."""
         return [format_id(each["id"]) for each in self.calls.call("ListTableAges", stale=True)["tables"]]
+
+    def events(
+        self, types: Names = (), *, of: str | None = None, after: str | None = None, follow: bool = False
+    ) -> Iterator[StreamedEvent]:
+        """Iterate over the catalog's events that you may see: those that are kept, or behind the one with an id.
+
+        `types` are beginnings (`table`, `table.dropped`), `of` an id: events of that object and of all in it. With
+        `follow` it waits for those to come. Raises InvalidInputError, UnsupportedOperationError (none are kept).
+        """
+        wanted = list_names(types, "types") or []
+        object_id = "" if of is None else str(Id(self._resolve(of, "object")))
+        return read_events(self.calls, types=wanted, object_id=object_id, after=after, follow=follow)
 
     def lineage(self, uri: str | os.PathLike[str], *, column: str | None = None, depth: int = DEFAULT_DEPTH) -> Lineage:
         """Return the tables that were made from a file or folder, or from a column of it, up to `depth` steps away.
@@ -459,6 +356,21 @@ class Lake(LakeSession, LakeNamespace):
         named = list_names(done, "done") or []
         rebuild = plan_rebuild(self, source, since=since, column=column, state=state, done=named)
         return rebuild if dry_run else rebuild.run(submit=submit, state=state)
+
+    def export_catalog(self, *, within: str = "") -> str:
+        """Return a file of YAML that declares all that the caller may see of the catalog, or of a namespace.
+
+        It is described in docs/catalog-as-code.md. Raises NamespaceNotFoundError.
+        """
+        return export_catalog(self.calls, parse_typed_id(within)).text
+
+    def plan_catalog(self, file: str | os.PathLike[str], *, delete: bool = False) -> CatalogPlan:
+        """Return what has to be done for the catalog to be as a file declares it; `apply` of the plan does it.
+
+        With `delete` what the file does not have is taken away. Raises InvalidInputError, with the line where it is
+        about one.
+        """
+        return make_plan(self.calls, read_catalog_file(Path(file), os.environ), deletes=delete)
 
     def publish(
         self, *, isolation: str = Isolation.SERIALIZABLE, reads: Iterable[str] = ()
@@ -557,6 +469,10 @@ class LakeBlock(Lake):
     def rebuild(self, *_: Any, **__: Any) -> NoReturn:
         """Raise InvalidInputError: each step of a rebuild commits by itself."""
         raise not_published("rebuild")
+
+    def plan_catalog(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise InvalidInputError: each change of a plan is made by itself."""
+        raise not_published("plan_catalog")
 
     def snapshot(self, *_: Any, **__: Any) -> NoReturn:
         """Raise InvalidInputError: a snapshot has published versions."""

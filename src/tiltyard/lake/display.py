@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from tiltyard.model.text.shown_text import shorten
+
 MAX_CELL = 80
 """How many characters of a value a table shows."""
 
@@ -23,4 +25,4 @@ def render_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> st
 
 def _cell(value: object) -> str:
     text = "" if value is None else str(value)
-    return escape(text if len(text) <= MAX_CELL else f"{text[:MAX_CELL]}…")
+    return escape(shorten(text, MAX_CELL))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.functions.ready_made import ReadyMade, list_functions
-from tiltyard.model.typed_ids import format_id
+from tiltyard.model.text.typed_ids import format_id
 from tiltyard.pipeline.functions.row_functions import RowFunction, parse_row_function
 from tiltyard.pipeline.functions.user_functions import PICKLE_PREFIX
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.lake.arguments import check_whole_number
 from tiltyard.lake.display import render_table
-from tiltyard.model.typed_ids import format_id
+from tiltyard.lake.tables.arguments import check_whole_number
+from tiltyard.model.text.typed_ids import format_id
 
 if TYPE_CHECKING:
     from tiltyard.lake.session import LakeSession

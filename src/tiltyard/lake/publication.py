@@ -12,7 +12,7 @@ import lance
 import lance_namespace as upstream
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.lake.table import Table
+from tiltyard.lake.tables.table import Table
 from tiltyard.pipeline.table_location import CatalogConnection, TableLocation
 from tiltyard.publishing import Publication, publish
 

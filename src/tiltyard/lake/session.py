@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.calls.caller import COMMAND_RETRY_SECONDS, Caller
-from tiltyard.lake.arguments import check_whole_number
 from tiltyard.lake.errors import translate
 from tiltyard.lake.runs import Run, drive_run, find_run, list_runs, queue_run, start_run
+from tiltyard.lake.tables.arguments import check_whole_number
 from tiltyard.pipeline.jobs import RegisteredJob, find_job
 from tiltyard.pipeline.session import LazySession, spark_session
 

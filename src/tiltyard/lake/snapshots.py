@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.lake.arguments import check_moment
 from tiltyard.lake.display import render_table
 from tiltyard.lake.publication import ChangedTable, open_publication
-from tiltyard.lake.table import SnapshotTable, Table
-from tiltyard.model.typed_ids import format_id
+from tiltyard.lake.tables.arguments import check_moment
+from tiltyard.lake.tables.table import SnapshotTable, Table
+from tiltyard.model.text.typed_ids import format_id
 from tiltyard.publishing import Isolation
 
 if TYPE_CHECKING:
-    from tiltyard.lake.changes import Changes
     from tiltyard.lake.session import LakeSession
+    from tiltyard.lake.tables.changes import Changes
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, TypeVar
 
 from lance_namespace.errors import ConcurrentModificationError, ServiceUnavailableError
 
@@ -103,6 +103,7 @@ ResultFunction = Callable[[Mapping[str, str]], Mapping[str, Any]]
 """Makes the result of a job that succeeded, as clients read it, from the properties of its transaction."""
 JOB_RESULTS: dict[str, ResultFunction] = {}
 
+Registered = TypeVar("Registered")
 JobFunction = Callable[[Any, Job], Mapping[str, str] | None]
 
 JOBS: dict[str, JobFunction] = {}
@@ -116,19 +117,19 @@ def pipeline_jobs() -> Mapping[str, str]:
 
 def job(kind: str) -> Callable[[JobFunction], JobFunction]:
     """Register the function for transactions of this kind; the mapping it returns is added to their properties."""
-
-    def register(function: JobFunction) -> JobFunction:
-        JOBS[kind] = function
-        return function
-
-    return register
+    return register_in(JOBS, kind)
 
 
 def job_result(kind: str) -> Callable[[ResultFunction], ResultFunction]:
     """Register the function that makes the result of jobs of this kind; without one, it is all of their properties."""
+    return register_in(JOB_RESULTS, kind)
 
-    def register(function: ResultFunction) -> ResultFunction:
-        JOB_RESULTS[kind] = function
+
+def register_in(registry: dict[str, Registered], name: str) -> Callable[[Registered], Registered]:
+    """Return the decorator of a function that is registered by a name."""
+
+    def register(function: Registered) -> Registered:
+        registry[name] = function
         return function
 
     return register

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from tiltyard.model.column_lineage import TOO_MANY_COLUMNS, ColumnOrigin, Origins, is_valid
+from tiltyard.model.columns.lineage import TOO_MANY_COLUMNS, ColumnOrigin, Origins, is_valid
 from tiltyard.model.views.definitions import SourceVersion, ViewLineage
 
 LINEAGE_PROPERTY = "tiltyard.lineage"

@@ -103,9 +103,26 @@ def parse_mode(kind: type[Mode], text: str | None, default: Mode, word: str = "m
 
 
 def _member(kind: type[StrEnum], text: str, word: str) -> StrEnum:
-    normalized = text.replace("_", "").lower()
+    normalized = text.replace("_", "").replace("-", "").lower()
     for member in kind:
-        if member.value.lower() == normalized:
+        if member.value.replace("_", "").lower() == normalized:
             return member
     choices = ", ".join(member.value for member in kind)
     raise InvalidInputError(f"'{text}' is no {word}: choose one of {choices}.")
+
+
+class ProtectionKind(StrEnum):
+    """The kinds of protection. Each holds for the object that it is set on, and for all below that."""
+
+    DELETION = "deletion"
+    """Not dropped, deregistered, replaced, or moved out of where it is protected."""
+    HOLD = "hold"
+    """Legal hold: besides, nothing of it is collected: no old version, no file, nothing that was dropped before."""
+    READ_ONLY = "read_only"
+    """Nothing is changed; reads go on."""
+    APPROVAL = "approval"
+    """Some operations run only once a second principal has approved the call."""
+
+
+KEPT_BY = (ProtectionKind.HOLD, ProtectionKind.READ_ONLY)
+"""The kinds under which nothing is collected."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, Unpack, ove
 
 from lance_namespace.errors import PermissionDeniedError
 
-from tiltyard.model.spec import Operation, Shape, operations
+from tiltyard.model.spec import Operation, Shape, operations_by_function
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -190,6 +190,9 @@ class Handler:
     - `audited`: its successes are recorded as changes. Not so bookkeeping that comes many times a minute.
     - `keyed`: a repeat gets the stored response. Not so a response with a secret, of which none is stored, and
       bookkeeping that comes many times a minute, of which a second run changes nothing.
+    - `while_read_only`: it goes on while its object, or the server, is read-only: it changes none of that, or ends what
+      was begun before.
+    - `removes`: it removes its object. Where one such operation needs the approval of a second principal, all do.
     - `doubles`: a repeat without a key does it twice. A caller that sends none does not send it again.
     - `retried_with_new_ids`: lancedb retries it under a new request id each time, so repeats are found by their body.
     - `recovered_by(ctx, request, commit)` makes the response of an interrupted request from its commit, for operations
@@ -214,6 +217,8 @@ class Handler:
     changes: bool = True
     audited: bool = True
     keyed: bool = True
+    while_read_only: bool = False
+    removes: bool = False
     doubles: bool = False
     retried_with_new_ids: bool = False
     recovered_by: Callable[[Any, Any, Any], Any] | None = None
@@ -221,16 +226,39 @@ class Handler:
     entries: str | None = None
     below_mount: Callable[..., Any] | None = None
 
+    @property
+    def name(self) -> str:
+        """The name of the operation in the specification."""
+        return operations_by_function()[self.function.__name__].name
+
     def authorize(self, ctx: Any, request: Any) -> Any:
-        """Return the context to run in, if the principal may run this. Raises as `Needs` says."""
-        if ctx.principal.administrator:
-            return ctx
-        if self.needs is None:
-            raise PermissionDeniedError("Only administrators may do this.")
-        return self.needs.authorize(ctx, request)
+        """Return the context to run in, if the principal may run this, and what it changes is not read-only.
+
+        Raises as `Needs` says.
+        """
+        if not ctx.is_unchecked:
+            if self.needs is None:
+                raise PermissionDeniedError("Only administrators may do this.")
+            decisions, needs = ctx.services.decisions, self.needs
+            if decisions is None:
+                ctx = needs.authorize(ctx, request)
+            else:
+                ctx = decisions.authorized(ctx, self.name, lambda asking: needs.authorize(asking, request))
+        if self.changes and not self.while_read_only:
+            ctx.services.protections.check_request_writable(request)
+        return ctx
 
     def run(self, ctx: Any, request: Any, *upload: Any) -> Any:
-        """Run the operation in the catalog that has its object; `upload` is the third argument where it takes Arrow."""
+        """Run the operation in the catalog that has its object; `upload` is the third argument where it takes Arrow.
+
+        A call that needs the approval of a second principal runs once with it, and is refused without.
+        """
+        if self.changes and ctx.services.protections.has_approvals:
+            with ctx.services.protections.running_approved(ctx, self.name, request) as approved:
+                return self._run(approved, request, *upload)
+        return self._run(ctx, request, *upload)
+
+    def _run(self, ctx: Any, request: Any, *upload: Any) -> Any:
         if self.below_mount is not None and (found := ctx.services.mounts.find(request.id or ())) is not None:
             return self.below_mount(ctx, request, *found)
         return self.function(ctx, request, *upload)
@@ -259,6 +287,8 @@ class Facts(TypedDict, total=False):
     changes: bool
     audited: bool
     keyed: bool
+    while_read_only: bool
+    removes: bool
     doubles: bool
     retried_with_new_ids: bool
     recovered_by: Callable[[Any, Any, Any], Any]
@@ -305,7 +335,7 @@ def bound_operations() -> Mapping[str, tuple[Operation, Handler | None]]:
     Raises UnknownOperationError for a function without an operation, UndeclaredNeedsError for one that does not declare
     its needs.
     """
-    by_function = {operation.function: operation for operation in operations().values()}
+    by_function = operations_by_function()
     for name, handler in _handlers.items():
         if name not in by_function:
             raise UnknownOperationError(f"No operation of the specification is called {name}.")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 from lance_namespace.errors import InvalidInputError
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 MAX_PAGE_SIZE = 1000
 _SIGNATURE_BYTES = 6
@@ -71,15 +73,21 @@ class Paging:
         key_of: Callable[[T], Any],
         *,
         by_name: bool = False,
+        is_listed: Callable[[T], bool] | None = None,
     ) -> tuple[Sequence[T], str | None]:
         """Return one page and the token of the next one (None on the last).
 
-        `fetch(after, count)` returns up to `count` entries after a key; one more than the page is fetched, so that the
-        last page has no token. In a list `by_name` the last name of a page is as good as its token.
+        `fetch(after, count)` returns up to `count` entries after a key, None for the first; a key of several values
+        is a tuple. One more than the page is fetched, so that the last page has no token. In a list `by_name` the last
+        name of a page is as good as its token. Entries that are not `is_listed` are left out, and pages are full.
         """
         size = page_size(limit, self._largest)
         after = self.read_name(scope, token) if by_name else self.read_key(scope, token)
-        entries = fetch(after, size + 1)
+        after = tuple(after) if isinstance(after, list) else after
+        if is_listed is None:
+            entries = fetch(after, size + 1)
+        else:
+            entries = fetch_chosen(fetch, after, size + 1, key_of, partial(filter, is_listed))
         if len(entries) <= size:
             return entries, None
         return entries[:size], self.make_token(scope, key_of(entries[size - 1]))
@@ -94,6 +102,26 @@ class Paging:
 
         page, following = self.fetch_page(scope, token, limit, fetch, lambda name: name)
         return {name: entries[name] for name in page}, following
+
+
+def fetch_chosen(
+    fetch: Callable[[Any, int], Sequence[T]],
+    after: Any,
+    count: int,
+    key_of: Callable[[T], Any],
+    choose: Callable[[Sequence[T]], Iterable[U]],
+) -> list[U]:
+    """Return up to `count` of the entries after a key that are chosen; others are read as well, page by page.
+
+    `choose` gets the entries of a page, and returns what the list has of them.
+    """
+    chosen: list[U] = []
+    while True:
+        page = fetch(after, count)
+        chosen += choose(page)
+        if len(chosen) >= count or len(page) < count:
+            return chosen[:count]
+        after = key_of(page[-1])
 
 
 def _is_signed_name(token: str) -> bool:

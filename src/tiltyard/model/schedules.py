@@ -15,7 +15,7 @@ import msgspec
 from cronsim import CronSim, CronSimError
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.typed_ids import format_id
+from tiltyard.model.text.typed_ids import format_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,7 +100,7 @@ def format_duration(seconds: float) -> str:
     """Return a duration as `parse_duration` reads it, in its largest whole unit: `15m`."""
     whole = [unit for unit, size in _UNIT_SECONDS.items() if unit and seconds % size == 0]
     unit = whole[-1] if whole else "s"
-    return f"{seconds / _UNIT_SECONDS[unit]:g}{unit}"
+    return f"{seconds / _UNIT_SECONDS[unit]:.12g}{unit}"
 
 
 def find_zone(name: str | None) -> tzinfo:

@@ -33,13 +33,17 @@ class CallDeadline:
 
     def run(self, function: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
         """Return the result of a call. Raises ServiceUnavailableError where it takes too long."""
-        until = time.monotonic() + self._seconds
-        if not self._places.acquire(timeout=self._seconds):
+        return self.run_within(self._seconds, partial(function, *args, **options))
+
+    def run_within(self, seconds: float, call: Callable[[], R]) -> R:
+        """Return the result of a call that has so many seconds. Raises ServiceUnavailableError likewise."""
+        until = time.monotonic() + seconds
+        if not self._places.acquire(timeout=seconds):
             raise self._too_slow()
         try:
             if self._is_closed:
                 raise RuntimeError("no call can be made after the end of its mount")
-            future = start_thread("mount", partial(function, *args, **options))
+            future = start_thread("mount", call)
         except BaseException:
             self._places.release()
             raise

@@ -6,6 +6,7 @@ the settings have a reference to it: `env:NAME` or `file:PATH`.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from dataclasses import Field, fields
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -80,3 +81,17 @@ def check_network(timeout: float, connect_timeout: float, connections: int, root
         raise ValueError(f"connections is {connections}: 1 to 1000")
     if root:
         canonical_location(root)
+
+
+def tls_context(ca_file: str, cert_file: str, key_file: str) -> ssl.SSLContext:
+    """Return what connections are made with: the authorities are those of the host without a file.
+
+    Raises InvalidInputError for files that cannot be used.
+    """
+    try:
+        context = ssl.create_default_context(cafile=ca_file or None)
+        if cert_file:
+            context.load_cert_chain(cert_file, key_file or None)
+    except OSError as error:
+        raise InvalidInputError("The mount's certificates cannot be read.") from error
+    return context

@@ -34,15 +34,14 @@ class MountedTable:
     """A table as its backend describes it.
 
     `location` is a path for a local disk, else a URI (`lance_entries.normalized_location`). `properties` are what users
-    gave, without the backend's own. `stable_id` outlives a rename, `version_token` changes with each change of the
-    entry, and `is_declared` is whether the table has no data yet: each is None where the backend has no such thing.
+    gave, without the backend's own. `stable_id` outlives a rename, and `is_declared` is whether the table has no data
+    yet: each is None where the backend has no such thing.
     """
 
     id: Id
     location: str
     properties: Properties = field(default_factory=dict)
     stable_id: str | None = None
-    version_token: str | None = None
     is_declared: bool | None = None
 
 
@@ -80,9 +79,6 @@ class MountedCatalog(Protocol):
 
     def create_namespace(self, namespace: Id, properties: Properties) -> None:
         """Create a namespace. Raises NamespaceAlreadyExistsError, NamespaceNotFoundError for its parent."""
-
-    def update_namespace_properties(self, namespace: Id, changes: Mapping[str, str | None]) -> Properties:
-        """Set properties, remove those that are None, and return all. Raises NamespaceNotFoundError."""
 
     def drop_namespace(self, namespace: Id) -> None:
         """Drop an empty namespace, never its files; tables of other formats count.

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812  # Spark's own custom
 from pyspark.sql import types
 from pyspark.sql.window import Window
 
-from tiltyard.model.sql_text import quote_identifier
+from tiltyard.model.text.sql_text import quote_identifier
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -19,7 +19,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
-from tiltyard.model.typed_ids import is_server_address
+from tiltyard.model.text.typed_ids import is_server_address
 from tiltyard.pipeline.table_location import CatalogConnection, Pairs, TableLocation
 
 TWIN = "tiltyard.namespace.Namespace"

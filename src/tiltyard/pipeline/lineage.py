@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import LanceNamespaceError, UnsupportedOperationError
 
-from tiltyard.model.column_lineage import ColumnInput, Origins, ReadColumns
+from tiltyard.model.columns.lineage import ColumnInput, Origins, ReadColumns
 from tiltyard.model.lineage import JobLineage, LineageSource, digest_code
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.session import is_connect

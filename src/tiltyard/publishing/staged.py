@@ -23,7 +23,7 @@ from pydantic import BaseModel
 
 from tiltyard.calls.pylance_messages import fields_of
 from tiltyard.change_feed.table_history import read_transaction
-from tiltyard.model.object_stores import open_object_store
+from tiltyard.model.settings.object_stores import open_object_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

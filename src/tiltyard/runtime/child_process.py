@@ -17,6 +17,7 @@ import sys
 import weakref
 from contextlib import suppress
 from functools import cache
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
@@ -170,6 +171,8 @@ class _PythonProcess(Machine):
 
 
 _python_processes: weakref.WeakKeyDictionary[BaseProcess, _PythonProcess] = weakref.WeakKeyDictionary()
+_socket_folders: set[str] = set()
+"""Where `multiprocessing` has the sockets of this process's fork server: one, once it has such a server."""
 
 
 def start_python(
@@ -187,9 +190,17 @@ def start_python(
     if preload:
         context.set_forkserver_preload(list(preload))
     process: BaseProcess = context.Process(target=target, args=tuple(arguments), name=name, daemon=daemon)  # type: ignore[attr-defined]  # both contexts have it
+    if method == "forkserver":
+        _socket_folders.add(get_temp_dir())
     process.start()
     _python_processes[process] = _PythonProcess(name, purpose, process)
     return process
+
+
+def remove_socket_folders() -> None:
+    """Remove the folder of the fork server's sockets, as the end of an interpreter does, but not `os._exit`."""
+    while _socket_folders:
+        shutil.rmtree(_socket_folders.pop(), ignore_errors=True)
 
 
 def background_command(command: Sequence[str]) -> tuple[str, ...]:

@@ -199,11 +199,11 @@ class Durability:
         if _LIBC is None or not hasattr(_LIBC, "sync_file_range"):
             yield
             return
-        old_names = set(_list_names(folder))
+        old_names = set(list_names(folder))
 
         def write_back(done: threading.Event) -> None:
             while not done.wait(WRITE_BACK_SECONDS):
-                for name in set(_list_names(folder)) - old_names:
+                for name in set(list_names(folder)) - old_names:
                     _start_write_back(f"{folder}/{name}")
 
         with run_in_background("write-back", write_back):
@@ -266,6 +266,19 @@ def replace_file(location: str, content: bytes, mode: int = 0o666) -> None:
         _fsync(str(target.parent))
 
 
+def append_lines(file: str | Path, lines: bytes, *, durably: bool = False) -> None:
+    """Append to a file in as few writes as it takes, so that lines of several processes do not mix. Raises OSError."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        while lines:
+            lines = lines[os.write(descriptor, lines) :]
+        if durably:
+            os.fsync(descriptor)
+            _fsync(str(Path(file).parent))  # it may be new
+    finally:
+        os.close(descriptor)
+
+
 def _folders_up_to(folder: str, below: str) -> Iterator[str]:
     """Iterate over a folder and those above it, up to `below`; the folder alone if it is not there."""
     yield folder
@@ -279,7 +292,8 @@ def _stamp(status: os.stat_result) -> _Stamp:
     return status.st_dev, status.st_ino, status.st_ctime_ns
 
 
-def _list_names(folder: str) -> list[str]:
+def list_names(folder: str) -> list[str]:
+    """Return the names in a folder, none for one that is not there."""
     try:
         return os.listdir(folder)  # noqa: PTH208  # only names are needed
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""Log why a storage or the catalog's database fails: one line a minute for each cause, with the system's own message.
+"""Log why a storage, the catalog's database or another system fails: each cause once a minute, in the system's words.
 
 Callers get 503 and one sentence without internals. The operator needs to know which disk is full, without searching
 for it in thousands of equal responses.
@@ -48,6 +48,14 @@ class StorageUnavailableError(ServiceUnavailableError):
         self.location = location
 
 
+class SystemUnavailableError(ServiceUnavailableError):
+    """A system that is neither a storage nor the catalog's database does not answer; `system` is its name, if known."""
+
+    def __init__(self, message: str, system: str = "") -> None:
+        super().__init__(message)
+        self.system = system
+
+
 @dataclass(slots=True)
 class _Cause:
     logged_at: int
@@ -93,7 +101,10 @@ class OutageLog:
         return True
 
     def _failed_system(self, error: BaseException, origin: BaseException) -> str:
-        """Name the database or the root that failed."""
+        """Name the database, the root, or another system that failed."""
+        for cause in _chain(error):
+            if isinstance(cause, SystemUnavailableError) and cause.system:
+                return cause.system
         if type(origin).__module__.partition(".")[0].partition("_")[0] in _DATABASES:
             return f"the catalog's database {self._database}"
         texts = [str(getattr(origin, "filename", None) or ""), str(origin)]

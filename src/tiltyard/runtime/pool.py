@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -21,12 +22,13 @@ from functools import partial
 from itertools import count
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from tiltyard.runtime.current_request import bind_to_request, is_in_request, track_work
 from tiltyard.runtime.machinery import Kind, Machine
+from tiltyard.runtime.tracing import bind_to_request, is_in_request, track_work
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Item = TypeVar("Item")
+Key = TypeVar("Key")
 
 MAX_SHARED_THREADS = 128
 _NICENESS = 10
@@ -304,6 +306,42 @@ def start_thread(name: str, work: Callable[[], T]) -> Future[T]:
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return outcome
+
+
+class KeyedThreads(Generic[Key]):
+    """Threads that each work on something of its own, by its key: one that hangs delays no other.
+
+    The end of the process does not wait for them. One thread starts and stops them.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[Key, threading.Thread] = {}
+
+    def __len__(self) -> int:
+        """Return how many work."""
+        return len(self._running)
+
+    def __contains__(self, key: Key) -> bool:
+        """Return whether one works on what has this key."""
+        return key in self._running
+
+    def start(self, key: Key, name: str, work: Callable[[], object]) -> None:
+        """Start a thread of this name on what has this key, on which none works."""
+
+        def run() -> None:
+            try:
+                work()
+            finally:
+                del self._running[key]
+
+        self._running[key] = threading.Thread(target=run, name=name, daemon=True)
+        self._running[key].start()
+
+    def stop(self, timeout: float) -> None:
+        """Wait up to `timeout` seconds, for all of them together, until they have ended."""
+        deadline = time.monotonic() + timeout
+        for thread in list(self._running.values()):
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def attempt(step: Callable[[], None]) -> bool:

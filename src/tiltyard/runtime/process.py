@@ -54,6 +54,33 @@ def release_freed_memory() -> bool:
     return trim is not None
 
 
+class _MallocInfo(ctypes.Structure):
+    """What mallinfo2(3) returns: bytes and counts, over all arenas."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+    hblkhd: int
+    uordblks: int
+
+
+def allocated_bytes() -> int | None:
+    """Return the bytes that the C allocator has given out and not got back; None where the C library does not tell.
+
+    Beside them a process has freed memory that the allocator keeps, small objects of Python, and buffers of Arrow.
+    """
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo is None:
+        return None
+    mallinfo.restype = _MallocInfo
+    info: _MallocInfo = mallinfo()
+    return info.uordblks + info.hblkhd
+
+
 def bind_socket(address: str, port: int) -> socket.socket:
     """Return a socket that is bound to an address. Raises OSError, OverflowError."""
     bound = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)

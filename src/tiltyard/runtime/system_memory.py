@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -64,3 +65,12 @@ def _group_folders(processes: Path, groups: Path) -> Iterator[Path]:
         root = groups / "memory" if controllers else groups
         folder = root / path.lstrip("/")
         yield from (each for each in (folder, *folder.parents) if each.is_relative_to(root))
+
+
+def private_bytes(process: int | None) -> int:
+    """Return the memory that a process has for itself; 0 where the system does not report it, or it has ended."""
+    try:
+        fields = Path(f"/proc/{process}/statm").read_text().split()
+    except OSError:
+        return 0
+    return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")

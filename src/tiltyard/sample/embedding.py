@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.sample.films import read_facts, read_vectors
-from tiltyard.sample.searches import TEXTS
+from tiltyard.sample.films import TEXTS, read_facts, read_vectors
 
 MODEL_PACKAGE = "wordllama"
 

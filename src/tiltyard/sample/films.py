@@ -1,9 +1,10 @@
-"""The rows of the sample: what is known of each film, a sentence about it, and the embedding of that."""
+"""The rows of the sample: what is known of each film, a sentence about it, its embedding, and first searches."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -64,3 +65,35 @@ def embedded_text(film: Mapping[str, Any]) -> str:
     """Return the text that a film's embedding is of."""
     genres: Sequence[str] = film["genres"]
     return f"{film['about']} {', '.join(genres)}"
+
+
+TEXTS = (
+    "a lonely robot in love",
+    "ghosts in an old house",
+    "artificial intelligence that wants to be human",
+    "children lost in nature",
+    "an old man looks back on his life",
+)
+"""Texts whose embeddings are bundled, so that they can be searched without the model."""
+WORDS = "murder train"
+LIKED_FILM = "Spirited Away"
+_ELSEWHERE = "country != 'Japan'"
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A search: what it is called, what it looks for, and the parameters of its page in the console."""
+
+    kind: str
+    text: str
+    parameters: Mapping[str, str]
+
+
+def example_searches(find_row: Callable[[str], int | None]) -> Iterable[Example]:
+    """Yield the searches; `find_row` returns the id of the row that a filter selects, None where there is none."""
+    yield Example("by meaning", f'"{TEXTS[0]}"', {"mode": "vector", "meaning": TEXTS[0]})
+    yield Example("by words", f'"{WORDS}"', {"mode": "text", "text": WORDS})
+    row = find_row(f"title = '{LIKED_FILM}'")
+    if row is not None:
+        parameters = {"mode": "like", "row": str(row), "filter": _ELSEWHERE}
+        yield Example("like a film, filtered", f"{LIKED_FILM}, but not from Japan", parameters)

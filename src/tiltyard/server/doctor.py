@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import LanceNamespaceError
 
+from tiltyard.access.decisions.decisions import decision_problems
 from tiltyard.config import ConfigError
 from tiltyard.model.settings.secret_keys import read_secret_keys
 from tiltyard.model.settings.storages import SecretError
@@ -28,7 +29,7 @@ from tiltyard.runtime.system_memory import read_system_memory
 from tiltyard.server.connection_balancing import descriptor_limit, raise_descriptor_limit
 from tiltyard.server.flight_address import AUTO, OFF, flight_problem
 from tiltyard.server.memory import VECTORS_SHARE
-from tiltyard.server.startup_checks import crosses_unencrypted, exposure_problem, tls_problem
+from tiltyard.server.startup_checks import crosses_unencrypted, exposure_problem, temporary_folder_problem, tls_problem
 from tiltyard.sql.processes import DEFAULT_TOTAL
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.roots import StorageError
@@ -83,7 +84,8 @@ class Finding:
 def examine(settings: Settings) -> Iterator[Finding]:
     """Yield what is found, as it is found: a database or a store that does not answer takes its time."""
     checks: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
-        _python, _packages, _spark, _ports, _descriptors, _memory, _disks, _database, _storage, _combinations,
+        _python, _packages, _spark, _ports, _descriptors, _memory, _disks, _database, _storage, _decisions,
+        _combinations,
     )  # fmt: skip
     for check in checks:
         yield from check(settings)
@@ -137,6 +139,8 @@ def _ports(settings: Settings) -> Iterator[Finding]:
         yield Finding(Verdict.WRONG, "Port", f"{host}:{port} cannot be listened on: {problem}", advice)
         return
     yield Finding(Verdict.OK, "Port", f"{host}:{port} is free")
+    if problem := temporary_folder_problem():
+        yield Finding(Verdict.WRONG, "Temporary files", problem)
     if problem := exposure_problem(settings, address) or tls_problem(settings):
         yield Finding(Verdict.WRONG, "Access", problem)
     elif not settings.auth:
@@ -291,6 +295,17 @@ def _storage(settings: Settings) -> Iterator[Finding]:
         yield Finding(Verdict.WRONG, "Storage", describe(error))
         return
     yield Finding(Verdict.OK, "Storage", f"{', '.join(storage.roots.own_locations)} can be written to")
+
+
+def _decisions(settings: Settings) -> Iterator[Finding]:
+    """Yield whether the services that decide about requests answer, as their protocols say."""
+    for name, problem in decision_problems(settings).items():
+        subject = f"Decisions of {name}"
+        if problem:
+            advice = "What it is asked about is refused until it answers: see docs/decisions.md."
+            yield Finding(Verdict.WRONG, subject, problem, advice)
+        else:
+            yield Finding(Verdict.OK, subject, "it answers")
 
 
 def _combinations(settings: Settings) -> Iterator[Finding]:

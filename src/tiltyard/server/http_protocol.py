@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import uuid
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
@@ -18,13 +17,12 @@ from typing import Any
 from weakref import ref
 
 import httptools
-import msgspec
 from lance_namespace.errors import ErrorCode
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from tiltyard.api.bodies.connection_reader import COMPLETE_BODY, HAND_OVER, BodyReader
-from tiltyard.api.exchange import SECURITY_LINES, SEND_WHOLE, WATCH_CLIENT
+from tiltyard.api.exchange import IS_STOPPING, SEND_WHOLE, WATCH_CLIENT
 from tiltyard.api.limits.connections import (
     CONNECTIONS,
     RECOGNIZE,
@@ -33,30 +31,26 @@ from tiltyard.api.limits.connections import (
     Progress,
     unacknowledged_bytes,
 )
-from tiltyard.model.spec.models import ErrorResponse
+from tiltyard.server.refused_requests import (
+    HEAD,
+    LINE_BYTES,
+    MAX_HEAD_BYTES,
+    TRAILERS,
+    RefusedRequestError,
+    check_head,
+    encode_refusal,
+    too_large,
+)
 
 TESTED_UVICORN, TESTED_HTTPTOOLS = "0.54.0", "0.9.0"
 """The versions that what is not public of them was tested with: `tests/unit/test_private_names.py` has its names."""
-MAX_HEAD_BYTES = 128 << 10
-"""Bytes of a request line with its headers, and of all trailers; the parser itself would take any number."""
 MAX_HEADERS = 1000
 """Headers of a request: each takes some 100 bytes besides its own, for as few as 4 that are sent."""
 FRAMING_PER_BYTE = 16
 """Bytes that frame a chunked body (sizes and extensions of chunks), for each of its own, on top of MAX_HEAD_BYTES."""
 MAX_PIPELINED = 32
 """Requests of a connection that wait for the response to an earlier one; each takes some kilobytes."""
-LINE_BYTES = 4
-"""Bytes of a header line besides name and value: colon, space, and its end."""
-
 _CODED, _EXPECT = b"transfer-encoding", b"expect"
-
-
-class RefusedRequestError(Exception):
-    """A request is refused while it is parsed, with a response and the end of its connection."""
-
-    def __init__(self, status: HTTPStatus, message: str, code: ErrorCode = ErrorCode.INVALID_INPUT) -> None:
-        super().__init__(message)
-        self.status, self.message, self.code = status, message, code
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -85,6 +79,7 @@ class HttpProtocol(HttpToolsProtocol):
     _connections: Connections | None = None
     _is_recognized = False
     _responses = 0
+    _is_stopping = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn does
         """Start the connection; another one may have to end for it."""
@@ -98,6 +93,14 @@ class HttpProtocol(HttpToolsProtocol):
         if self._connections is not None:
             self._connections.remove(self)
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """End the connection once the response under way is sent: the server stops."""
+        self._is_stopping = True
+        super().shutdown()
+
+    def _waits_for_end(self) -> bool:
+        return self._is_stopping
 
     @property
     def is_busy(self) -> bool:
@@ -155,7 +158,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(self._refusal or RefusedRequestError(HTTPStatus.BAD_REQUEST, "Invalid HTTP request received."))
             return
         if self._overhead > MAX_HEAD_BYTES:
-            self._refuse(self._too_large())
+            self._refuse(too_large(HEAD if self._in_head else TRAILERS))
 
     def _hold(self, size: int) -> None:
         """Count bytes of an unauthenticated client; the rest of a body whose request was answered is dropped."""
@@ -212,12 +215,12 @@ class HttpProtocol(HttpToolsProtocol):
             elif name == _EXPECT and value.lower() == b"100-continue":
                 self.expect_100_continue = True
             if len(self.headers) >= MAX_HEADERS:
-                raise self._end_with(self._too_large(f"The request has more than {MAX_HEADERS} headers."))
+                raise self._end_with(too_large(f"The request has more than {MAX_HEADERS} headers."))
             self.headers.append((name, value))
         elif not self._is_replaying_head:
             self._trailers += len(name) + len(value) + LINE_BYTES
             if self._trailers > MAX_HEAD_BYTES:
-                raise self._end_with(self._too_large())
+                raise self._end_with(too_large(TRAILERS))
 
     def on_headers_complete(self) -> None:
         """Start a request: its body may be of any length.
@@ -226,7 +229,8 @@ class HttpProtocol(HttpToolsProtocol):
         """
         if self._is_replaying_head:
             return
-        self._check_head()
+        if self._overhead > MAX_HEAD_BYTES or self._coding is not None:
+            self._check_head()
         url = httptools.parse_url(self.url)
         path: bytes | None = url.path
         if path is None:
@@ -243,6 +247,7 @@ class HttpProtocol(HttpToolsProtocol):
             COMPLETE_BODY: cycle.take_complete_body,
             SEND_WHOLE: cycle.send_whole,
             WATCH_CLIENT: cycle.watch_client,
+            IS_STOPPING: self._waits_for_end,
         }
         scope["extensions"] = extensions
         cycle.on_response = partial(self._on_response_sent, extensions)
@@ -257,24 +262,10 @@ class HttpProtocol(HttpToolsProtocol):
             self.pipeline.appendleft((cycle, self.app))
 
     def _check_head(self) -> None:
-        """Raise RefusedError for a head that is too large, or whose body could be framed in several ways."""
-        if self._overhead > MAX_HEAD_BYTES:
-            fields = sum(len(name) + len(value) + LINE_BYTES for name, value in self.headers)
-            if len(self.url) + fields > MAX_HEAD_BYTES:
-                raise self._end_with(self._too_large())
-        if self._coding is None:
-            return
-        if self._coding.lower() != b"chunked":
-            text = "This server accepts a body as it is, or chunked: send no other transfer coding."
-            raise self._end_with(RefusedRequestError(HTTPStatus.NOT_IMPLEMENTED, text, ErrorCode.UNSUPPORTED))
-        if self.parser.get_http_version() != "1.1":
-            text = "HTTP/1.0 has no transfer codings: send a Content-Length."
-            raise self._end_with(RefusedRequestError(HTTPStatus.BAD_REQUEST, text))
-
-    def _too_large(self, text: str = "") -> RefusedRequestError:
-        part = "URL and headers have" if self._in_head else "trailers and chunk extensions have"
-        text = text or f"The {part} more than {MAX_HEAD_BYTES} bytes."
-        return RefusedRequestError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
+        try:
+            check_head(self._overhead, self.url, self.headers, self._coding, self.parser.get_http_version())
+        except RefusedRequestError as refusal:
+            raise self._end_with(refusal) from None
 
     def _end_with(self, refusal: RefusedRequestError) -> RefusedRequestError:
         """Set the refusal, and return it for a callback to raise: the parser raises an error of its own instead."""
@@ -399,14 +390,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Send an error in the one JSON shape, and close."""
         if self.transport.is_closing():
             return
-        request_id = uuid.uuid4().hex
-        body = msgspec.json.encode(ErrorResponse(error=refusal.message, code=int(refusal.code), instance=request_id))
-        status = b"%d %s" % (refusal.status, refusal.status.phrase.encode())
-        self.transport.write(
-            b"HTTP/1.1 %s\r\ncontent-type: application/json\r\nconnection: close\r\n"
-            b"x-request-id: %s\r\n%scontent-length: %d\r\n\r\n%s"
-            % (status, request_id.encode(), SECURITY_LINES, len(body), body)
-        )
+        self.transport.write(encode_refusal(refusal))
         self.transport.close()
 
 

@@ -7,9 +7,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from tiltyard import __version__
-from tiltyard.runtime.current_request import JsonFormatter, track
 from tiltyard.runtime.process import refuse
-from tiltyard.runtime.tracing import MISSING, TraceOptions, is_installed, start_tracing
+from tiltyard.runtime.tracing import MISSING, JsonFormatter, TraceOptions, is_installed, start_tracing, track
 
 if TYPE_CHECKING:
     from tiltyard.config import Settings

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("tiltyard")
 
 KEEP_BYTES = 512 << 20
+"""How much freed memory a busy process keeps for what comes."""
 MAP_ABOVE_BYTES = 64 << 20
 TRIM_SECONDS = 2.0
 """How often a process is checked for being idle, and its machine for memory that is left."""
@@ -99,31 +100,44 @@ def _drop_vectors(vectors: VectorCache) -> None:
 
 
 class IdleRelease:
-    """Returns freed memory to the system, at steps TRIM_SECONDS apart, where the process was idle before it."""
+    """Returns freed memory to the system, at steps TRIM_SECONDS apart, where the process was idle before it.
+
+    In a process that is never idle, it does so whenever that has grown by KEEP_BYTES: each arena of the allocator keeps
+    as much, and there are eight for each processor.
+    """
 
     def __init__(self) -> None:
         self.is_useless = False
         """Whether this C library returns nothing."""
-        self._first, self._used = resident_bytes(), time.process_time()
+        self._first = self._kept = resident_bytes()
+        self._used = time.process_time()
         self._pause, self._idle = TRIM_SECONDS, 0.0
 
     def step(self) -> None:
         """Return memory if it is time to. Raises OSError where the process has no descriptors left to look."""
         before, self._used = self._used, time.process_time()
+        now = resident_bytes()
+        self._kept = min(self._kept, now)
         if self._used - before > IDLE_SHARE * TRIM_SECONDS:
             self._pause, self._idle = TRIM_SECONDS, 0.0
+            if now > self._kept + KEEP_BYTES:
+                self._release(now)
             return
         self._idle += TRIM_SECONDS
-        now = resident_bytes()
         if self._idle < self._pause or now <= self._first + GROWN_BYTES:
             return
+        freed, self._idle = self._release(now), 0.0
+        self._pause = TRIM_SECONDS if freed > WORTH_BYTES else min(2 * self._pause, MAX_SECONDS)
+
+    def _release(self, before: int) -> int:
+        """Return freed memory to the system, and how many bytes of `before` that were."""
         pa.default_memory_pool().release_unused()
         if not release_freed_memory():
             self.is_useless = True
-            return
-        freed, self._idle = now - resident_bytes(), 0.0
-        self._pause = TRIM_SECONDS if freed > WORTH_BYTES else min(2 * self._pause, MAX_SECONDS)
-        log.debug("returned %d MiB of freed memory to the system", freed >> 20)
+            return 0
+        self._kept = resident_bytes()
+        log.debug("returned %d MiB of freed memory to the system", (before - self._kept) >> 20)
+        return before - self._kept
 
 
 def resident_bytes() -> int:

@@ -21,6 +21,7 @@ from tiltyard.api.limits.connections import CONNECTIONS, Connections
 from tiltyard.bootstrap import STARTUP_ERRORS, open_services
 from tiltyard.config import Settings
 from tiltyard.context import Services, do_nothing
+from tiltyard.runtime.child_process import remove_socket_folders
 from tiltyard.runtime.machinery import close_machinery
 from tiltyard.runtime.process import describe, refuse
 from tiltyard.runtime.tracing import flush_spans
@@ -212,6 +213,7 @@ def exit_on_signals(on_exit: Callable[[], None] = do_nothing) -> None:
 def exit_now(status: int = 0) -> NoReturn:
     """End the process now: a thread deep in a long Lance call would keep the interpreter from ending in time."""
     flush_spans()
+    remove_socket_folders()
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -23,13 +23,15 @@ from tiltyard.bootstrap import open_services
 from tiltyard.config import Settings
 from tiltyard.context import Context, Services
 from tiltyard.flight.encoding import LARGE_BYTES, BatchEncoder, Part, encode_schema
+from tiltyard.model.decisions import AskedOperation
 from tiltyard.model.ids import Id
 from tiltyard.runtime.child_process import start_python
 from tiltyard.runtime.client_arrow.reading import to_ipc
 from tiltyard.server.log_setup import set_up_logging
 from tiltyard.sql.engine import PlannedQuery, plan_query, plan_view
 from tiltyard.sql.processes import HEAD, Failure, Form, MessageKind, PlanDescription, QueryRequest
-from tiltyard.sql.statements import read_parameters
+from tiltyard.sql.remote_query import EXECUTE
+from tiltyard.sql.statements.text_checks import read_parameters
 
 CACHE_BYTES = 64 << 20
 """Bytes of index pages, of metadata, and of rows that one of these processes caches."""
@@ -94,27 +96,32 @@ class QueryServer:
 
     def _serve(self, request: QueryRequest) -> None:
         named: list[Id] = []
+        ctx = Context(
+            self._services,
+            request.request_id,
+            principal=request.principal,
+            database=Id(request.database),
+            asked=AskedOperation(EXECUTE),
+        )
         try:
-            self._run(request, named)
+            self._run(ctx, request, named)
         except LanceNamespaceError as error:
-            self._fail(int(error.code), str(error), named)
+            self._fail(ctx, int(error.code), str(error), named)
         except OSError:
             raise
         except Exception:
             log.exception("the query of request %s failed", request.request_id)
-            self._fail(int(ErrorCode.INTERNAL), "The query failed: the server's log says how.", named)
+            self._fail(ctx, int(ErrorCode.INTERNAL), "The query failed: the server's log says how.", named)
 
-    def _fail(self, code: int, message: str, named: list[Id]) -> None:
-        self._send(MessageKind.FAILED, self._encode(Failure(code, message, tuple(named))))
+    def _fail(self, ctx: Context, code: int, message: str, named: list[Id]) -> None:
+        self._send(MessageKind.FAILED, self._encode(Failure(code, message, tuple(named), tuple(ctx.decided))))
 
-    def _run(self, request: QueryRequest, named: list[Id]) -> None:
+    def _run(self, ctx: Context, request: QueryRequest, named: list[Id]) -> None:
         """Plan a query and send what it is, and its rows. Raises what they raise, and OSError."""
         self._services.rights_cache.refresh_next()  # the server may have changed a grant just now
-        database = Id(request.database)
-        ctx = Context(self._services, request.request_id, principal=request.principal, database=database)
         planned = _plan(ctx, request, named)
         try:
-            self._send(MessageKind.PLANNED, self._encode(_describe(planned, has_types=request.form is None)))
+            self._send(MessageKind.PLANNED, self._encode(_describe(ctx, planned, has_types=request.form is None)))
             if request.form is not None:
                 for number, parts in enumerate(_encoded(planned, request.form)):
                     self._send(MessageKind.DATA, *parts, with_next=number == 0 and request.form is Form.FLIGHT)
@@ -147,11 +154,11 @@ def _plan(ctx: Context, request: QueryRequest, named: list[Id]) -> PlannedQuery:
     return plan_query(ctx, request.query, Id(request.namespace), values, named, is_view=request.is_view)
 
 
-def _describe(planned: PlannedQuery, *, has_types: bool) -> PlanDescription:
+def _describe(ctx: Context, planned: PlannedQuery, *, has_types: bool) -> PlanDescription:
     types = planned.parameter_types() if has_types else []
     parameters = pa.schema([(str(number), kind) for number, kind in enumerate(types, 1)])
     schema, parameter_schema = (schema.serialize().to_pybytes() for schema in (planned.schema, parameters))
-    return PlanDescription(schema, planned.paths, parameter_schema, planned.grounds)
+    return PlanDescription(schema, planned.paths, parameter_schema, planned.grounds, tuple(ctx.decided))
 
 
 def _encoded(planned: PlannedQuery, form: Form) -> Iterator[Sequence[Part]]:

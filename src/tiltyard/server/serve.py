@@ -10,9 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
-from ipaddress import ip_address
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import NoReturn
@@ -26,7 +25,6 @@ from tiltyard.runtime.child_process import start_python
 from tiltyard.runtime.machinery import close_machinery
 from tiltyard.runtime.process import bind_socket, reason_of, refuse
 from tiltyard.runtime.tracing import flush_spans
-from tiltyard.server import child_process
 from tiltyard.server.connection_balancing import shared_connection_counts
 from tiltyard.server.flight_address import FlightAddress, flight_address, sockets_folder
 from tiltyard.server.log_setup import set_up_logging
@@ -41,8 +39,8 @@ from tiltyard.server.process import (
     http_server,
     open_services_or_refuse,
 )
-from tiltyard.server.startup_checks import announce_access, check_exposure, url_scheme
-from tiltyard.server.supervisor import NeverServedError, Supervisor
+from tiltyard.server.startup_checks import announce_access, check_decisions, check_exposure, local_address, url_scheme
+from tiltyard.server.supervisor import NeverServedError, Supervisor, run_child
 
 PORT_SECONDS = 15.0
 """How long a start waits for a port: longer than processes drain whose parent was killed."""
@@ -67,11 +65,14 @@ def run_server(
     flight = flight_address(settings, host, port)
     services = open_services_or_refuse(bound_vectors(settings))
     announce_access(services, host)
+    check_decisions(settings)
     url_host = f"[{host}]" if ":" in host else host
     # uvloop's own server does not let us limit how many connections are at their TLS handshake.
     loop = BALANCING_LOOP if settings.tls_certificate else "uvloop"
     server = None if settings.workers > 1 else http_server(settings, Application(services, flight=flight), loop)
-    exit_on_signals(on_exit)  # before the line below says that there is a server to stop
+    ending = ExitStack()
+    ending.callback(on_exit)
+    exit_on_signals(ending.close)  # before the line below says that there is a server to stop
     url = f"{url_scheme(settings)}://{url_host}:{port}"
     print(f"Tiltyard serves {settings.root} on {url}", file=sys.stderr, flush=True)
     if settings.console:
@@ -82,9 +83,10 @@ def run_server(
         services.close()
         _supervise(settings, listener, flight)
     else:
-        with shared_connection_counts(1) if settings.tls_certificate else nullcontext():
-            server.run(sockets=[listener])
-    on_exit()
+        if settings.tls_certificate:
+            ending.enter_context(shared_connection_counts(1))
+        server.run(sockets=[listener])  # which raises the signal that ended it: the handler's end is this process's
+    ending.close()
     exit_now()
 
 
@@ -94,7 +96,7 @@ def _supervise(settings: Settings, listener: socket.socket, flight: FlightAddres
     def start(child: Connection) -> BaseProcess:
         arguments = child, listener, settings, flight
         # Lance does not survive a fork
-        return start_python("server", "Answers requests, one of several", "spawn", child_process.run, arguments)
+        return start_python("server", "Answers requests, one of several", "spawn", run_child, arguments)
 
     with ExitStack() as stack:
         for shared in (shared_metrics(), shared_rates(), shared_connection_counts(settings.workers)):
@@ -159,8 +161,8 @@ def _bind(host: str, port: int) -> socket.socket:
 
 def _local_url(url: str, host: str) -> str:
     """Return where this machine reaches its server: one that listens on all addresses is here, too."""
-    address = ip_address(host)
-    if address.is_unspecified:
-        scheme, _, rest = url.partition("://")
-        url = f"{scheme}://{'127.0.0.1' if address.version == 4 else '[::1]'}:{rest.rpartition(':')[2]}"
-    return url
+    address = local_address(host)
+    if address == host:
+        return url
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{f'[{address}]' if ':' in address else address}:{rest.rpartition(':')[2]}"

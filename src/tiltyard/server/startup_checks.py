@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
 import ssl
 import sys
+import tempfile
 from typing import Any
 
+from tiltyard.access.decisions.decisions import decision_problems
 from tiltyard.config import Settings
 from tiltyard.context import Services
 from tiltyard.identity.keys import FIRST_ADMINISTRATOR, create_first_key
@@ -15,6 +18,8 @@ from tiltyard.runtime.process import refuse
 
 STRICT_TRANSPORT_SECURITY = ("strict-transport-security", "max-age=31536000")
 """Have browsers use HTTPS alone for a year."""
+MAX_TEMPORARY_PATH_BYTES = 70
+"""The length of the temporary folder's path: Python's sockets in it take 32 bytes more, and the system allows 103."""
 
 log = logging.getLogger("tiltyard")
 
@@ -22,10 +27,19 @@ log = logging.getLogger("tiltyard")
 def check_exposure(settings: Settings, address: str) -> None:
     """End the command where strangers would be served on an address that others can reach, unless settings say so.
 
-    Also where the TLS certificate cannot be loaded.
+    Also where the TLS certificate cannot be loaded. That SQL cannot be run is logged: all else can be served.
     """
     if problem := exposure_problem(settings, address) or tls_problem(settings):
         refuse(problem)
+    if problem := temporary_folder_problem():
+        log.warning("SQL will fail. %s", problem)
+
+
+def check_decisions(settings: Settings) -> None:
+    """Log which services that decide about requests do not answer: what they are asked about is refused meanwhile."""
+    for name, problem in decision_problems(settings).items():
+        if problem:
+            log.warning("'%s' decides about requests. What it is asked about is refused: %s.", name, problem)
 
 
 def exposure_problem(settings: Settings, address: str) -> str | None:
@@ -46,6 +60,17 @@ def tls_problem(settings: Settings) -> str | None:
         except OSError as error:
             return f"Cannot serve HTTPS with {settings.tls_certificate} and {settings.tls_key}: {error}."
     return None
+
+
+def temporary_folder_problem() -> str | None:
+    """Return that sockets cannot be made in the folder of temporary files, through which SQL's processes start."""
+    folder = tempfile.gettempdir()
+    if len(os.fsencode(folder)) <= MAX_TEMPORARY_PATH_BYTES:
+        return None
+    return (
+        f"The folder of temporary files, {folder}, has a path of more than {MAX_TEMPORARY_PATH_BYTES} bytes, too many "
+        "for the sockets through which processes for SQL are started: set TMPDIR to a shorter one."
+    )
 
 
 def crosses_unencrypted(settings: Settings, address: str) -> bool:
@@ -90,3 +115,14 @@ def announce_access(services: Services, address: str) -> None:
 def is_loopback(address: str) -> bool:
     """Return whether nobody but this machine reaches an address."""
     return ipaddress.ip_address(address).is_loopback
+
+
+def local_address(host: str) -> str:
+    """Return by which address this machine reaches what listens on a host, which may be all addresses."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:  # a name
+        return host
+    if address.is_unspecified:
+        return "127.0.0.1" if address.version == 4 else "::1"
+    return host

@@ -23,7 +23,7 @@ from tiltyard.sql.errors import query_errors
 from tiltyard.sql.planning import ViewExpansion, placeholder_types
 from tiltyard.sql.processes import ViewRead
 from tiltyard.sql.remote_query import RemoteQuery, query_request, run_remotely
-from tiltyard.sql.statements import parse_statement, write_parameters
+from tiltyard.sql.statements.text_checks import parse_statement, write_parameters
 from tiltyard.sql.tables import QueryTables
 from tiltyard.tables.query.response_sizes import NO_LIMIT
 

@@ -18,7 +18,7 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.sql.statements import NEGATED_MEMBERSHIP
+from tiltyard.sql.statements.text_checks import NEGATED_MEMBERSHIP
 from tiltyard.storage.errors import is_panic, one_sentence, translate_error
 
 if TYPE_CHECKING:

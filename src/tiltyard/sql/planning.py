@@ -22,17 +22,17 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.model.ids import Id
-from tiltyard.sql.arithmetic import TYPED_LATE, CheckedArithmetic, with_final_types
 from tiltyard.sql.dialects.translation import restore_places
 from tiltyard.sql.errors import READ_ONLY, query_errors
-from tiltyard.sql.statements import NEGATED_MEMBERSHIP, check_size, parse_statement
+from tiltyard.sql.statements.arithmetic import TYPED_LATE, CheckedArithmetic, with_final_types
+from tiltyard.sql.statements.text_checks import NEGATED_MEMBERSHIP, check_size, parse_statement
 from tiltyard.sql.tables import TableRef
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tiltyard.sql.sessions import Session
-    from tiltyard.sql.statements import Statement
+    from tiltyard.sql.statements.text_checks import Statement
     from tiltyard.sql.tables import QueryTables, ViewRef
 
 _READING_NODES = frozenset(

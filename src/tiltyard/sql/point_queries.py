@@ -21,10 +21,11 @@ from tiltyard.access.authorization import effective_policy_of
 from tiltyard.model.columns.blob_columns import is_blob
 from tiltyard.model.columns.vector_columns import quote_path
 from tiltyard.model.ids import Id
+from tiltyard.model.schemas.nested_types import is_text
 from tiltyard.model.spec import models
 from tiltyard.sql.information_schema import INFORMATION_SCHEMA
 from tiltyard.sql.read_grounds import ReadGrounds, authorize_reading
-from tiltyard.sql.statements import read_parameters
+from tiltyard.sql.statements.text_checks import read_parameters
 from tiltyard.sql.tables import namespace_of_schema
 from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.query.query import query_table
@@ -184,7 +185,7 @@ def _is_stored_otherwise(field: pa.Field) -> bool:
 def _is_of_type(value: int | str, kind: pa.DataType) -> bool:
     """Return whether a column of this type can have the value, so that to compare the two casts neither."""
     if isinstance(value, str):
-        return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+        return is_text(kind)
     if not pa.types.is_integer(kind):
         return False
     is_signed = bool(pa.types.is_signed_integer(kind))

@@ -35,9 +35,11 @@ from lance_namespace.errors import (
     ServiceUnavailableError,
 )
 
+from tiltyard.model.decisions import DecisionNote
 from tiltyard.model.principals import Principal
 from tiltyard.runtime.budgets import FairPlaces, MemoryBudget
 from tiltyard.runtime.owned_folders import OwnedFolder, remove_abandoned
+from tiltyard.runtime.system_memory import private_bytes
 from tiltyard.sql.read_grounds import ReadGrounds
 
 if TYPE_CHECKING:
@@ -103,21 +105,25 @@ class QueryRequest(msgspec.Struct, frozen=True, array_like=True):
 class PlanDescription(msgspec.Struct, frozen=True, array_like=True):
     """A query that was planned: its schema, the ids of its tables, the types of its parameters, as a schema.
 
-    `grounds` say why its reader may read them.
+    `grounds` say why its reader may read them, `decided` what services outside have decided about that.
     """
 
     schema: bytes
     tables: tuple[tuple[str, ...], ...]
     parameters: bytes
     grounds: tuple[ReadGrounds, ...]
+    decided: tuple[DecisionNote, ...] = ()
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """Why a query failed, by the specification's code, and the ids of the tables that it has named."""
+    """Why a query failed, by the specification's code, the ids of the tables that it has named, and what was decided
+    about them.
+    """
 
     code: int
     message: str
     tables: tuple[tuple[str, ...], ...]
+    decided: tuple[DecisionNote, ...] = ()
 
 
 TICK_MS = 100
@@ -172,7 +178,7 @@ class QueryProcess:
             and self._process.is_alive()
             and self._folder.exists()
             and not self._poll.poll(0)
-            and self._resident_bytes() <= self._most_bytes * REUSE_SHARE
+            and private_bytes(self._process.pid) <= self._most_bytes * REUSE_SHARE
         )
 
     def send(self, body: bytes) -> None:
@@ -253,7 +259,7 @@ class QueryProcess:
 
     def _check_memory(self) -> None:
         self._checked_at = time.monotonic()
-        resident = self._resident_bytes()
+        resident = private_bytes(self._process.pid)
         if resident > self._most_bytes:
             self.kill()
             raise InvalidInputError(_FULL)
@@ -263,14 +269,6 @@ class QueryProcess:
             except LanceNamespaceError:
                 self.kill()
                 raise
-
-    def _resident_bytes(self) -> int:
-        """Return the memory that it has for itself; 0 where the system does not report it, or it has ended."""
-        try:
-            fields = Path(f"/proc/{self._process.pid}/statm").read_text().split()
-        except OSError:
-            return 0
-        return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
 
 
 class QueryProcesses:

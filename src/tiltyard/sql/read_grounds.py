@@ -16,7 +16,7 @@ from msgspec import structs
 
 from tiltyard.access.authorization import authorize_table, effective_policy_of, refresh_principal
 from tiltyard.model.ids import Id
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 
 if TYPE_CHECKING:
     from tiltyard.context import Context
@@ -38,7 +38,7 @@ def authorize_reading(ctx: Context, path: Id) -> Context:
 
     Raises TableNotFoundError, NamespaceNotFoundError, PermissionDeniedError.
     """
-    if ctx.principal.administrator:
+    if ctx.is_unchecked:
         return ctx.with_resolved({path: ctx.find_table(path)})
     return ctx.with_resolved({path: authorize_table(ctx, path, Privilege.READ.value, enforces_policies=True)})
 
@@ -52,7 +52,7 @@ def grounds_of(ctx: Context, path: Id) -> ReadGrounds:
     policy = effective_policy_of(ctx, record)
     if policy is None:
         return ReadGrounds(tuple(path), record.id)
-    text = repr((policy.filter, sorted((name, repr(mask)) for name, mask in policy.masks.items())))
+    text = repr((policy.filter, sorted((name, repr(mask)) for name, mask in policy.masks.items()), policy.rules))
     return ReadGrounds(tuple(path), record.id, hashlib.sha256(text.encode()).hexdigest())
 
 

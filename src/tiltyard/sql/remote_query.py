@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tiltyard.context import Context, QueryProcesses
+    from tiltyard.model.decisions import DecisionNote
     from tiltyard.sql.processes import QueryProcess
     from tiltyard.sql.read_grounds import ReadGrounds
 
@@ -56,6 +57,8 @@ class RemoteQuery:
         """The ids of its tables, also if planning fails."""
         self.grounds: tuple[ReadGrounds, ...] = ()
         """Why its reader may read them."""
+        self.decided: tuple[DecisionNote, ...] = ()
+        """What services outside have decided about that, also if planning fails."""
         self.first_messages: Sequence[bytes] = ()
         """Parts of its rows that have come with its plan."""
 
@@ -77,7 +80,7 @@ class RemoteQuery:
             if kind is MessageKind.FAILED:
                 raise self._failure(body)
             plan = _plan_decoder.decode(body)
-            self.tables, self.grounds = tuple(map(Id, plan.tables)), plan.grounds
+            self.tables, self.grounds, self.decided = tuple(map(Id, plan.tables)), plan.grounds, plan.decided
             self.schema = pa.ipc.read_schema(pa.py_buffer(plan.schema))
             self.parameters = pa.ipc.read_schema(pa.py_buffer(plan.parameters))
             if self._request.form is None:
@@ -141,7 +144,7 @@ class RemoteQuery:
 
     def _failure(self, body: bytes) -> Exception:
         failure = _failure_decoder.decode(body)
-        self.tables = tuple(map(Id, failure.tables))
+        self.tables, self.decided = tuple(map(Id, failure.tables)), failure.decided
         self.has_ended = True
         return from_error_code(failure.code, failure.message)
 
@@ -151,10 +154,19 @@ def query_request(ctx: Context, query: str, namespace: Sequence[str], **options:
     return QueryRequest(query, ctx.principal, ctx.request_id, tuple(namespace), database=tuple(ctx.database), **options)
 
 
+def note_decisions(ctx: Context, query: RemoteQuery) -> None:
+    """Note what services outside have decided, in the query's process, for the audit and the metrics of this one."""
+    if ctx.services.decisions is not None:
+        ctx.services.decisions.add(ctx, query.decided)
+
+
 def run_remotely(ctx: Context, processes: QueryProcesses, request: QueryRequest) -> ArrowAnswer:
     """Run a query in a process; its batches are read as they are taken. Raises as the engine's `run`."""
     query = RemoteQuery(processes, msgspec.structs.replace(request, form=Form.STREAM), ctx.check_deadline)
-    query.start()
+    try:
+        query.start()
+    finally:
+        note_decisions(ctx, query)
     return ArrowAnswer(query.schema, QueryBatches(query))
 
 

@@ -31,14 +31,7 @@ from tiltyard.model.spec import models
 from tiltyard.model.views.plain_views import PlainView
 from tiltyard.sql.information_schema import INFORMATION_SCHEMA, InformationSchema
 from tiltyard.sql.read_grounds import ReadGrounds, authorize_reading, grounds_of
-from tiltyard.sql.reading import (
-    RowsOnDemand,
-    has_json,
-    json_table,
-    readable_schema,
-    restricted_source,
-    to_table,
-)
+from tiltyard.sql.reading import RowsOnDemand, has_json, json_table, readable_schema, restricted_source, to_table
 from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.query.policy_enforcement import policy_scope_of_latest
 

@@ -51,7 +51,7 @@ class _Store:
         """Ask for an object that is not there. Raises BaseError where no answer comes."""
         import obstore  # noqa: PLC0415  # a local server needs none of it
 
-        from tiltyard.model.object_stores import open_object_store  # noqa: PLC0415
+        from tiltyard.model.settings.object_stores import open_object_store  # noqa: PLC0415
 
         store = open_object_store(self.location, {**self.options, **_LIMITS}, max_retries=0)
         try:

@@ -16,7 +16,7 @@ from uuid import uuid4
 import msgspec
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.runtime.durability import temporary_beside, write_new
+from tiltyard.runtime.durability import list_names, temporary_beside, write_new
 from tiltyard.storage.locations import check_no_links
 
 if TYPE_CHECKING:
@@ -29,6 +29,10 @@ MAX_FILE_BYTES = 64 << 20
 
 CHUNK_BYTES = 4 << 20
 """Bytes of a file that are in memory at a time where one is read in chunks."""
+
+
+PROBE, CASE_PROBE = ".tiltyard-probe-", ".tiltyard-case-"
+"""How the names of files begin that a root is tried with; a process that is killed then leaves one behind."""
 
 
 class FileTooLargeError(InvalidInputError):
@@ -161,10 +165,7 @@ class LocalFiles:
         self._max_bytes = max_bytes
 
     def list_names(self, folder: str) -> list[str]:
-        try:
-            return os.listdir(folder)  # noqa: PTH208  # only names are needed
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        return list_names(folder)
 
     def list_folders(self, folder: str) -> list[str]:
         try:
@@ -277,7 +278,7 @@ class LocalFiles:
 
     def probe(self, root: str) -> None:
         """Write, read and delete a tiny file; see Files."""
-        location = f"{root}/.tiltyard-probe-{uuid4().hex}"
+        location = f"{root}/{PROBE}{uuid4().hex}"
         try:
             Path(location).write_bytes(b"probe")
             Path(location).read_bytes()
@@ -290,7 +291,7 @@ class LocalFiles:
     @staticmethod
     def ignores_case(folder: str) -> bool:
         """Whether a folder's file system ignores case; creates a file to find out."""
-        name = f".tiltyard-case-{uuid4().hex}"
+        name = f"{CASE_PROBE}{uuid4().hex}"
         probe = Path(folder, name)
         try:
             probe.touch()

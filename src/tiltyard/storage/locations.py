@@ -78,7 +78,10 @@ def canonical_location(location: str) -> str:
 
 
 def _path_of_uri(uri: str) -> str:
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+    except ValueError as error:
+        raise InvalidInputError("The location is no URI: write file:///folder.") from error
     if parts.netloc not in ("", "localhost") or parts.query or parts.fragment or "?" in uri or "#" in uri:
         raise InvalidInputError("A file:// location has neither a host nor a query: write file:///folder.")
     return unquote(parts.path)

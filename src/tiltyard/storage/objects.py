@@ -8,9 +8,10 @@ from uuid import uuid4
 import obstore
 from obstore.exceptions import AlreadyExistsError
 
-from tiltyard.model.object_stores import open_object_store
+from tiltyard.model.settings.object_stores import open_object_store
+from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.runtime.pool import run_together
-from tiltyard.storage.files import CHUNK_BYTES, MAX_FILE_BYTES, FileContent, FileEntry, FileStat, check_size
+from tiltyard.storage.files import CHUNK_BYTES, MAX_FILE_BYTES, PROBE, FileContent, FileEntry, FileStat, check_size
 
 if TYPE_CHECKING:
     import re
@@ -90,6 +91,7 @@ class ObjectFiles:
 
     def write_if_not_exists(self, location: str, content: bytes) -> FileStat | None:
         """Put conditionally: the response has the entity tag; see Files."""
+        reach(Point.WRITE)
         try:
             result = obstore.put(self._store, self._path(location), content, mode="create", use_multipart=False)
         except AlreadyExistsError:
@@ -105,17 +107,20 @@ class ObjectFiles:
 
     def copy(self, source: str, target: str) -> None:
         """Let the object store copy the object; see Files."""
+        reach(Point.WRITE)
         obstore.copy(self._store, self._path(source), self._path(target))
 
     def delete(self, locations: Iterable[str]) -> None:
         paths = [self._path(location) for location in locations]
         for start in range(0, len(paths), MAX_DELETED_AT_ONCE):
+            reach(Point.WRITE)
             obstore.delete(self._store, paths[start : start + MAX_DELETED_AT_ONCE])
 
     def delete_folder(self, folder: str) -> None:
         """Delete until a listing is empty, for a running write may add objects; see Files."""
         prefix = self._path(folder) + "/"
         while paths := [entry["path"] for entry in next(iter(obstore.list(self._store, prefix=prefix)), ())]:
+            reach(Point.WRITE)
             obstore.delete(self._store, paths)
 
     def probe(self, root: str) -> None:
@@ -123,6 +128,6 @@ class ObjectFiles:
         next(iter(obstore.list(self._store, prefix=self._path(root) + "/.tiltyard-probe", chunk_size=1)), None)
 
     def prepare(self, root: str) -> None:
-        path = self._path(f"{root}/.tiltyard-probe-{uuid4().hex}")
+        path = self._path(f"{root}/{PROBE}{uuid4().hex}")
         obstore.put(self._store, path, b"probe", use_multipart=False)
         obstore.delete(self._store, [path])

@@ -16,6 +16,7 @@ from lance_namespace.errors import (
 
 from tiltyard.runtime.batcher import Batcher
 from tiltyard.runtime.durability import Durability, WrittenFile
+from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.runtime.outage_log import StorageUnavailableError
 from tiltyard.runtime.process import wall_clock
 from tiltyard.storage.availability import AvailabilityMonitor
@@ -299,6 +300,7 @@ class Storage:
         Nothing is done for objects: what is stored there is whole and durable. Raises IncompleteFileError for a file
         that is not whole, InvalidTableStateError for a missing one, ServiceUnavailableError.
         """
+        reach(Point.WRITE)  # Lance has written files, which Python has not seen, and nothing names them yet
         by_root = dict[str, tuple[list[WrittenFile | str], list[str]]]()
         for file in files:
             location = file if isinstance(file, str) else file.location

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from tiltyard.model.ids import DEFAULT_DELIMITER
-from tiltyard.store.records import Properties, decode, encode
-from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.repository import Properties, Repository, decode, encode, reads, writes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from tiltyard.store.backend import Row
 
@@ -69,6 +68,8 @@ class AuditFilter:
     outcome: str | None = None
 
 
+PAGE = 1000
+"""Records that are read at a time."""
 COLUMNS = "at, id, principal, method, operation, object, outcome, status, code, request_id, address, micros, context"
 ADD = f"INSERT INTO audit ({COLUMNS}) VALUES ({', '.join('?' * 13)}) ON CONFLICT DO NOTHING"
 LIST = f"SELECT {COLUMNS} FROM audit {{where}} ORDER BY at DESC, id DESC LIMIT ?"
@@ -94,6 +95,13 @@ class AuditLog(Repository):
             values.extend(before)
         where = f"WHERE {' AND '.join(terms)}" if terms else ""
         return [AuditRecord.of(row) for row in self.connection.rows(LIST.format(where=where), *values, limit)]
+
+    def iterate_audit(self, criteria: AuditFilter) -> Iterator[AuditRecord]:
+        """Iterate over all records that meet the criteria, newest first; each page is a read of its own."""
+        before: tuple[int, str] | None = None
+        while page := self.list_audit(criteria, before, PAGE):
+            yield from page
+            before = page[-1].at, page[-1].id
 
     @writes
     def sweep_audit(self, before: int, limit: int) -> int:

@@ -94,5 +94,8 @@ class Database(Protocol):
     def check_disk_space(self) -> None:
         """Raise ServiceUnavailableError if its disk is full."""
 
+    def purge_deleted(self) -> bool:
+        """Leave nothing of deleted rows in the database's files, nor in its log; return whether it could."""
+
     def close(self) -> None:
         """Finish the writes under way and close every connection."""

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 PAGE = 2000
 """Rows that are read or written at a time."""
-MOMENTARY = {"processes", "queued_appends", "append_turns"}
+EVENTS = {"events", "event_streams", "event_sinks", "event_dead_letters"}
+MOMENTARY = {"processes", "queued_appends", "append_turns", *EVENTS}
 """Tables whose rows are true of the moment alone: a dump has none of them."""
 
 Values = dict[str, Any]
@@ -45,16 +46,26 @@ class NotEmptyError(Exception):
     """The database has a catalog already: nothing was loaded into it."""
 
 
+def count_rows(database: Database) -> tuple[int, dict[str, int]]:
+    """Return the number of the last migration, and how many rows each table has. Raises ServiceUnavailableError."""
+
+    def read(connection: Connection) -> tuple[int, dict[str, int]]:
+        version = _number(connection, "SELECT MAX(version) FROM schema_migrations")
+        tables = schema.table_names(version)
+        return version, {name: _number(connection, f"SELECT COUNT(*) FROM {name}") for name in tables}
+
+    return database.read(read)
+
+
 def dump(database: Database, file: Path, clock: Clock) -> DumpHeader:
     """Write the rows of one snapshot to a file; return its header. Raises ServiceUnavailableError, OSError."""
 
     def write(connection: Connection) -> DumpHeader:
         """Write the file, from its beginning again where a lost connection made the database run this again."""
-        version_row = connection.row("SELECT MAX(version) FROM schema_migrations")
-        assert version_row is not None
-        tables = schema.table_names(version_row[0])
+        version = _number(connection, "SELECT MAX(version) FROM schema_migrations")
+        tables = schema.table_names(version)
         last_ids = {name: _last_id(connection, database, name) for name, has_id in tables.items() if has_id}
-        header = DumpHeader(version_row[0], clock(), last_ids)
+        header = DumpHeader(version, clock(), last_ids)
         with gzip.open(file, "wb", compresslevel=3) as lines:
             lines.write(msgspec.json.encode(header) + b"\n")
             for table in tables:
@@ -65,6 +76,12 @@ def dump(database: Database, file: Path, clock: Clock) -> DumpHeader:
         return header
 
     return database.read_snapshot(write)
+
+
+def _number(connection: Connection, sql: str) -> int:
+    row = connection.row(sql)
+    assert row is not None
+    return int(row[0])
 
 
 def _last_id(connection: Connection, database: Database, table: str) -> int:

@@ -9,11 +9,12 @@ believe they run a request, one commits.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from lance_namespace.errors import ConcurrentModificationError
+from msgspec.structs import replace
 
-from tiltyard.store.records import NewRequest, RequestClaim, RequestRecord
 from tiltyard.store.repository import Repository, placeholders, reads, writes
 
 if TYPE_CHECKING:
@@ -22,6 +23,69 @@ if TYPE_CHECKING:
 IDS_PER_STATEMENT = 100
 DISCONNECT_MS = 200
 """How soon the disconnection of a request's client is recorded."""
+
+
+class RequestClaim(msgspec.Struct, frozen=True):
+    """The lease on a request with an idempotency key: the request's id, the lease's holder, the attempt's number."""
+
+    id: str
+    owner: str
+    attempt: int
+
+
+class NewRequest(msgspec.Struct, frozen=True):
+    """A request with an idempotency key, as it arrives; `fingerprint` is None until the body is complete.
+
+    `lease_ms` is how long the server may run it before another takes over, `memory_ms` how long the record is kept.
+    """
+
+    id: str
+    scope: str
+    fingerprint: str | None
+    owner: str
+    lease_ms: int
+    memory_ms: int
+
+
+class RequestRecord(msgspec.Struct, frozen=True):
+    """A request with an idempotency key; it is running while `status` is None.
+
+    `version` is the version that it committed to a branch of a table. `body` is its response; a body without a status
+    is that of an operation whose work in the catalog is done. `acknowledged` says whether its client received the
+    response, or is connected to receive it.
+    """
+
+    id: str
+    scope: str
+    fingerprint: str | None
+    owner: str
+    lease_until: int
+    attempts: int
+    status: int | None
+    body: str | None
+    table_id: int | None
+    branch: str | None
+    version: int | None
+    acknowledged: bool
+    created_at: int
+    expires_at: int
+
+    COLUMNS = (
+        "id, scope, fingerprint, owner, lease_until, attempts, status, body,"
+        " table_id, branch, version, heard, created_at, expires_at"
+    )
+
+    @classmethod
+    def of(cls, row: tuple[Any, ...]) -> RequestRecord:
+        """Read a row of COLUMNS."""
+        record = cls(*row)
+        return replace(record, acknowledged=bool(record.acknowledged))
+
+    @property
+    def claim(self) -> RequestClaim:
+        """The lease on the request, for the server that claimed it with this record."""
+        return RequestClaim(self.id, self.owner, self.attempts)
+
 
 # An expired record counts as none; one whose lease has expired is taken over, with what it has committed.
 BEGIN = f"""

@@ -17,13 +17,17 @@ from tiltyard.model.ids import check_composed
 from tiltyard.model.modes import CreateMode
 from tiltyard.store.access.grants import NAMESPACE, TABLE, delete_dependents, grant_to_creator
 from tiltyard.store.backend import ForeignKeyError
-from tiltyard.store.records import DroppedNamespace, NamespaceRecord, Path, Properties, encode
+from tiltyard.store.protections import refuse_change, refuse_removal, refuse_tree_removal
+from tiltyard.store.records import DroppedNamespace, NamespaceRecord
 from tiltyard.store.repository import (
     ROOT,
+    Path,
+    Properties,
     Repository,
     at_depth,
     check_not_mounted,
     display_path,
+    encode,
     namespace_id,
     namespace_not_found,
     reads,
@@ -82,6 +86,14 @@ CANCEL_TRANSACTIONS = f"""{TREE}
 TABLES_BELOW = f"{TREE} SELECT id FROM tables WHERE namespace_id IN (SELECT id FROM tree)"
 DELETE_TABLES = f"{TREE} DELETE FROM tables WHERE namespace_id IN (SELECT id FROM tree)"
 DELETE_NAMESPACES = f"{TREE} DELETE FROM namespaces WHERE id IN (SELECT id FROM tree)"
+# Those below come first: an event names what it is about, and so the namespaces above.
+TREE_UPWARDS = """
+    WITH RECURSIVE tree (id, depth) AS (
+        SELECT id, 0 FROM namespaces WHERE id = ?
+        UNION ALL SELECT child.id, tree.depth + 1 FROM namespaces child JOIN tree ON child.parent_id = tree.id
+    )
+    SELECT id FROM tree ORDER BY depth DESC
+"""
 
 
 class Namespaces(Repository):
@@ -105,10 +117,12 @@ class Namespaces(Repository):
         restored. The creator is granted its privileges on the new one.
         Raises NamespaceNotFoundError without the parent, or if the parent has not the `expected_parent_id` (any more),
         NamespaceAlreadyExistsError under Create, InvalidInputError for the root, ConcurrentModificationError when
-        others keep changing it.
+        others keep changing it, PermissionDeniedError where the parent is read-only, or what would be overwritten is
+        protected.
         """
         parent, name = split_path(path)
         parent_id = namespace_id(self.connection, parent, expected_parent_id)
+        refuse_change(self.connection, parent_id)
         for _ in range(3):
             try:
                 row = self.connection.row(INSERT, parent_id, name, encode(dict(properties)), self._clock())
@@ -162,12 +176,14 @@ class Namespaces(Repository):
         keep_ms: int = 0,
         *,
         expected_id: int | None = None,
+        approved: bool = False,
     ) -> DroppedNamespace:
         """Drop a namespace; with `cascade` also its contents, all of which can be restored for `keep_ms`.
 
         The folders of its tables are scheduled for deletion under `transaction_id`, their unfinished transactions
         canceled. Raises NamespaceNotFoundError, also if it has not the `expected_id` (any more),
-        NamespaceNotEmptyError without `cascade`, InvalidInputError for the root.
+        NamespaceNotEmptyError without `cascade`, InvalidInputError for the root, PermissionDeniedError where it, or
+        anything in it, is protected; `approved` says that a second principal has approved the call.
         """
         if not path:
             raise InvalidInputError("The root namespace cannot be dropped")
@@ -175,13 +191,14 @@ class Namespaces(Repository):
         if expected_id not in (None, record.id):
             raise namespace_not_found(path)
         if cascade:
-            tables = self._drop_tree(record.id, path, transaction_id, keep_ms)
+            tables = self._drop_tree(record.id, path, transaction_id, keep_ms, approved=approved)
             if tables is None:
                 raise namespace_not_found(path)
             return DroppedNamespace(record.properties, tables)
         if self.connection.row(HAS_MOUNT, record.id):
             raise NamespaceNotEmptyError(f"This namespace is a mount: unmount it instead: {display_path(path)}")
         self.connection.row(LOCK, record.id)  # none of these can be added from here on
+        refuse_removal(self.connection, f"the namespace {display_path(path)}", record.id, approved=approved)
         if self.connection.row(HAS_FUNCTIONS, record.id, record.id, record.id):
             raise NamespaceNotEmptyError(
                 f"Namespace is not empty, it has functions, secrets or schedules: {display_path(path)}"
@@ -194,7 +211,9 @@ class Namespaces(Repository):
         delete_dependents(self.connection, NAMESPACE, "?", record.id)
         return DroppedNamespace(record.properties, 0)
 
-    def _drop_tree(self, root: int, path: Path, transaction_id: str | None, keep_ms: int) -> int | None:
+    def _drop_tree(
+        self, root: int, path: Path, transaction_id: str | None, keep_ms: int, *, approved: bool = False
+    ) -> int | None:
         """Drop a namespace and its contents; return the number of its tables, or None if it was gone already."""
         now, locked_before = self._clock(), -1
         while (locked := self._count(LOCK_NAMESPACES, root)) != locked_before:
@@ -204,6 +223,7 @@ class Namespaces(Repository):
                 f"A mount is below the namespace, or it is one itself: unmount it first: {display_path(path)}"
             )
         tables = self._count(LOCK_TABLES, root)  # no table can come or go from here on
+        refuse_tree_removal(self.connection, path, root, approved=approved)
         if locked and keep_ms:
             move_namespace_to_trash(self.connection, path, root, now, now + keep_ms)
         self.connection.change(SCHEDULE_DELETIONS, root, now + keep_ms, transaction_id)
@@ -212,7 +232,7 @@ class Namespaces(Repository):
             delete_dependents(self.connection, TABLE, TABLES_BELOW, root)
             delete_dependents(self.connection, NAMESPACE, f"{TREE} SELECT id FROM tree", root)
         self.connection.change(DELETE_TABLES, root)
-        self.connection.change(DELETE_NAMESPACES, root)
+        self.connection.change_many(DELETE, self.connection.rows(TREE_UPWARDS, root))
         return tables if locked else None
 
     def _count(self, sql: str, root: int) -> int:

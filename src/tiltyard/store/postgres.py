@@ -14,6 +14,7 @@ from psycopg import errors
 from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
+from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.store.backend import CallSoon, Connection, ForeignKeyError, NullError, Row, UniqueError
 from tiltyard.store.clock import DatabaseClock
 
@@ -98,9 +99,11 @@ class PostgresConnection:
             raise_translated(error)
 
     def change(self, sql: str, *values: object) -> int:
+        reach(Point.WRITE)
         return self._execute(sql, values).rowcount
 
     def change_many(self, sql: str, values: Iterable[Row]) -> None:
+        reach(Point.WRITE)
         try:
             self.raw.statements.executemany(to_postgres(sql), values)
         except psycopg.Error as error:
@@ -191,6 +194,10 @@ class PostgresDatabase:
         if time.monotonic() < self._full_until:
             raise ServiceUnavailableError("The catalog's database had no room for a change just now.")
 
+    def purge_deleted(self) -> bool:
+        """Return False: PostgreSQL keeps what was deleted in its pages and its log, until it uses them again."""
+        return False
+
     def close(self) -> None:
         self._pool.close()
         logging.getLogger("psycopg.pool").removeHandler(self._last_failure)
@@ -270,6 +277,7 @@ def _in_transaction(raw: PooledConnection, fn: Callable[[Connection], T], begin:
     if raw.info.transaction_status == TransactionStatus.INERROR:  # COMMIT would silently roll back
         raw.statements.execute("ROLLBACK")
         raise RuntimeError("a transaction continued after one of its statements failed")
+    reach(Point.WRITE)
     try:
         raw.statements.execute("COMMIT")
     except psycopg.OperationalError as error:

@@ -1,4 +1,4 @@
-"""Records that the store returns and takes, and how their columns are encoded.
+"""Records that several entities of the store share: the others have theirs beside their methods.
 
 They are msgspec structs, since every request creates some: in a fifth of the time of a frozen dataclass.
 """
@@ -6,19 +6,13 @@ They are msgspec structs, since every request creates some: in a fifth of the ti
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.runtime.durability import WrittenFile
-
-Path = tuple[str, ...]
-"""The names from the root to a namespace or a table; () is the root namespace."""
-
-Properties = Mapping[str, str]
+from tiltyard.store.repository import Path, Properties, decode
 
 
 class NamespaceRecord(msgspec.Struct, frozen=True):
@@ -44,75 +38,6 @@ class DroppedNamespace(msgspec.Struct, frozen=True):
 
     properties: dict[str, str]
     tables: int
-
-
-class TableRecord(msgspec.Struct, frozen=True):
-    """A table: `declared` while it has a location but no data yet, `registered` if a client gave the location.
-
-    A `managed` table commits through the server (see `VersionRecord`). `mount_id` is set in the record of a table that
-    was looked up through its mount: its location and properties are those of the other catalog. `primary_key` is the
-    declaration of an enforced key, `contract` that of the checks of rows, as texts that are opaque to the store.
-    """
-
-    id: int
-    namespace_id: int
-    name: str
-    location: str
-    properties: dict[str, str]
-    managed: bool
-    declared: bool
-    registered: bool
-    created_at: int
-    updated_at: int
-    mount_id: int | None = None
-    primary_key: str | None = None
-    contract: str | None = None
-
-    COLUMNS = (
-        "id, namespace_id, name, location, properties, managed, declared, registered, created_at, updated_at,"
-        " primary_key, contract"
-    )
-
-    @classmethod
-    def of(cls, row: tuple[Any, ...]) -> TableRecord:
-        """Read a row of COLUMNS."""
-        id_, namespace_id, name, location, properties, managed, declared, registered, *remaining = row
-        created_at, updated_at, primary_key, contract = remaining
-        return cls(
-            id_,
-            namespace_id,
-            name,
-            location,
-            decode(properties),
-            bool(managed),
-            bool(declared),
-            bool(registered),
-            created_at,
-            updated_at,
-            None,
-            primary_key,
-            contract,
-        )
-
-
-class ListedTable(msgspec.Struct, frozen=True):
-    """A table in the list of all tables; (namespace_id, name) is the next page's `after`."""
-
-    namespace_id: int
-    namespace: Path
-    name: str
-
-
-class ScheduledDeletion(msgspec.Struct, frozen=True):
-    """A folder to delete at `due_at` (ms since 1970); `claims` counts how often a sweeper has claimed it."""
-
-    location: str
-    due_at: int
-    transaction_id: str | None
-    reason: str
-    claims: int
-
-    COLUMNS = "location, due_at, transaction_id, reason, claims"
 
 
 class RemovedTable(msgspec.Struct, frozen=True):
@@ -281,106 +206,3 @@ class VersionRecord(msgspec.Struct, frozen=True):
         head = self.table_id, self.branch, self.version, self.staged_path, self.manifest_path, size
         tail = self.metadata, self.naming_scheme, self.created_at, True, self.transaction_id
         return VersionRecord(*head, e_tag or self.e_tag, *tail)
-
-
-class UploadRecord(msgspec.Struct, frozen=True):
-    """A multipart upload that is not committed yet."""
-
-    id: str
-    table_id: int
-    branch: str
-    mode: str
-    created_at: int
-
-    COLUMNS = "id, table_id, branch, mode, created_at"
-
-
-class UploadPart(msgspec.Struct, frozen=True):
-    """A part of a multipart upload: `fragments` describes the data files written for it."""
-
-    upload_id: str
-    part_id: str
-    fragments: Any
-    num_rows: int
-    created_at: int
-
-    COLUMNS = "upload_id, part_id, fragments, num_rows, created_at"
-
-    @classmethod
-    def of(cls, row: tuple[Any, ...]) -> UploadPart:
-        """Read a row of COLUMNS."""
-        upload_id, part_id, fragments, num_rows, created_at = row
-        return cls(upload_id, part_id, json.loads(fragments), num_rows, created_at)
-
-
-class RequestClaim(msgspec.Struct, frozen=True):
-    """The lease on a request with an idempotency key: the request's id, the lease's holder, the attempt's number."""
-
-    id: str
-    owner: str
-    attempt: int
-
-
-class NewRequest(msgspec.Struct, frozen=True):
-    """A request with an idempotency key, as it arrives; `fingerprint` is None until the body is complete.
-
-    `lease_ms` is how long the server may run it before another takes over, `memory_ms` how long the record is kept.
-    """
-
-    id: str
-    scope: str
-    fingerprint: str | None
-    owner: str
-    lease_ms: int
-    memory_ms: int
-
-
-class RequestRecord(msgspec.Struct, frozen=True):
-    """A request with an idempotency key; it is running while `status` is None.
-
-    `version` is the version that it committed to a branch of a table. `body` is its response; a body without a status
-    is that of an operation whose work in the catalog is done. `acknowledged` says whether its client received the
-    response, or is connected to receive it.
-    """
-
-    id: str
-    scope: str
-    fingerprint: str | None
-    owner: str
-    lease_until: int
-    attempts: int
-    status: int | None
-    body: str | None
-    table_id: int | None
-    branch: str | None
-    version: int | None
-    acknowledged: bool
-    created_at: int
-    expires_at: int
-
-    COLUMNS = (
-        "id, scope, fingerprint, owner, lease_until, attempts, status, body,"
-        " table_id, branch, version, heard, created_at, expires_at"
-    )
-
-    @classmethod
-    def of(cls, row: tuple[Any, ...]) -> RequestRecord:
-        """Read a row of COLUMNS."""
-        record = cls(*row)
-        return replace(record, acknowledged=bool(record.acknowledged))
-
-    @property
-    def claim(self) -> RequestClaim:
-        """The lease on the request, for the server that claimed it with this record."""
-        return RequestClaim(self.id, self.owner, self.attempts)
-
-
-def encode(value: object) -> str:
-    """Encode a value as JSON for a column; in ASCII, which every database takes."""
-    return "{}" if value == {} else json.dumps(value, separators=(",", ":"))
-
-
-def decode(text: str) -> dict[str, str]:
-    """Decode a column of properties."""
-    properties: dict[str, str] = {} if text == "{}" else json.loads(text)
-    return properties

@@ -1,5 +1,5 @@
 """What the store's repositories share: a base class that gives each method its connection and its transaction, the SQL
-that resolves a path of names, and the counters of changes.
+that resolves a path of names, the form of columns, and the counters of changes.
 
 Generations tell each server when its cached copy of something is out of date. Every change counts its generation up in
 the same transaction; a server that reads another number than before drops what it has cached.
@@ -7,7 +7,8 @@ the same transaction; a server that reads another number than before drops what 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, Self, TypeAlias, TypeVar
 
@@ -18,19 +19,22 @@ from lance_namespace.errors import (
     TableNotFoundError,
 )
 
-from tiltyard.runtime.current_request import bind_to_request, is_in_request
-from tiltyard.runtime.tracing import child_span
-
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from tiltyard.store.backend import Connection, Database
-    from tiltyard.store.records import Path
 
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R", bound="Repository")
 Clock = Callable[[], int]
+Runner = Literal["read", "write", "write_statement"]
+"""The method of a database that runs a call."""
+
+Path = tuple[str, ...]
+"""The names from the root to a namespace or a table; () is the root namespace."""
+
+Properties = Mapping[str, str]
 
 
 class Repository:
@@ -54,6 +58,11 @@ class Repository:
     def bind(self, connection: Connection) -> Self:
         """Return the same methods bound to a connection."""
         return type(self)(self._database, self._clock, connection)
+
+    def run(self, runner: Runner, name: str, work: Callable[[Connection], T]) -> T:
+        """Run the work of the method `name` in a transaction (or a read) of its own."""
+        run: Callable[[Callable[[Connection], T]], T] = getattr(self._database, runner)
+        return run(work)
 
     @property
     def connection(self) -> Connection:
@@ -84,24 +93,16 @@ def writes_one_statement(method: Method[R, P, T]) -> Method[R, P, T]:
     return _run_by(method, "write_statement")
 
 
-def _run_by(method: Method[R, P, T], runner: Literal["read", "write", "write_statement"]) -> Method[R, P, T]:
+def _run_by(method: Method[R, P, T], runner: Runner) -> Method[R, P, T]:
     """Return the method; an unbound repository runs it by this method of its database."""
 
-    name = f"catalog {method.__name__}"
+    name = method.__name__
 
     @wraps(method)
     def call(self: R, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if self._bound is not None:
             return method(self, *args, **kwargs)
-        run = getattr(self._database, runner)
-        if is_in_request():
-            with child_span(name):
-                # SQLite writes in a thread of its own.
-                work = bind_to_request(lambda connection: method(self.bind(connection), *args, **kwargs))
-                traced: T = run(work)
-            return traced
-        result: T = run(lambda connection: method(self.bind(connection), *args, **kwargs))
-        return result
+        return self.run(runner, name, lambda connection: method(self.bind(connection), *args, **kwargs))
 
     return call
 
@@ -114,6 +115,8 @@ GRANTS_GENERATION = "grants"
 """The generation of roles, grants and policies."""
 MOUNTS_GENERATION = "mounts"
 """The generation of mounts."""
+PROTECTIONS_GENERATION = "protections"
+"""The generation of protections."""
 
 READ = "SELECT number FROM generations WHERE name = ?"
 COUNT_UP = "UPDATE generations SET number = number + 1 WHERE name = ?"
@@ -193,6 +196,17 @@ def check_not_mounted(mount_id: int | None, path: Path) -> None:
     """
     if mount_id is not None:
         raise ServiceUnavailableError(f"A catalog was just mounted here, try again: {display_path(path)}")
+
+
+def encode(value: object) -> str:
+    """Encode a value as JSON for a column; in ASCII, which every database takes."""
+    return "{}" if value == {} else json.dumps(value, separators=(",", ":"))
+
+
+def decode(text: str) -> dict[str, str]:
+    """Decode a column of properties."""
+    properties: dict[str, str] = {} if text == "{}" else json.loads(text)
+    return properties
 
 
 def placeholders(values: Collection[object]) -> str:

@@ -6,17 +6,20 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from tiltyard.runtime.current_request import bind_to_request
-from tiltyard.runtime.tracing import child_span, is_tracing
+from tiltyard.runtime.tracing import bind_to_request, child_span, is_tracked
 from tiltyard.store import schema
+from tiltyard.store.access.classifications import Classifications
 from tiltyard.store.access.grants import Grants
 from tiltyard.store.access.policies import Policies
 from tiltyard.store.access.principals import Principals
 from tiltyard.store.access.roles import Roles
 from tiltyard.store.access.signing_keys import SigningKeys
 from tiltyard.store.access.visibility import Visibility
+from tiltyard.store.approvals import Approvals
 from tiltyard.store.audit import AuditLog
-from tiltyard.store.dump import DumpHeader, dump, load
+from tiltyard.store.dump import DumpHeader, count_rows, dump, load
+from tiltyard.store.events.outbox import Events
+from tiltyard.store.events.sinks import EventSinks
 from tiltyard.store.functions.definitions import Functions
 from tiltyard.store.functions.errors import FunctionErrors
 from tiltyard.store.functions.secrets import Secrets
@@ -30,12 +33,15 @@ from tiltyard.store.mounts.mounts import Mounts
 from tiltyard.store.mounts.table_moves import TableMoves
 from tiltyard.store.namespaces import Namespaces
 from tiltyard.store.processes import Processes
+from tiltyard.store.protections import Protections
 from tiltyard.store.repository import Generations
 from tiltyard.store.sqlite.database import SqliteDatabase
 from tiltyard.store.tables.ages import TableAges
 from tiltyard.store.tables.contracts import ContractResults
+from tiltyard.store.tables.erasures import Erasures
 from tiltyard.store.tables.folder_deletions import FolderDeletions
 from tiltyard.store.tables.lineage import Lineage
+from tiltyard.store.tables.lookup import TableLookups
 from tiltyard.store.tables.queued_appends import QueuedAppends
 from tiltyard.store.tables.snapshots import Snapshots
 from tiltyard.store.tables.tables import Tables
@@ -43,13 +49,14 @@ from tiltyard.store.tables.trash import Trash
 from tiltyard.store.tables.upkeep import Upkeep
 from tiltyard.store.tables.uploads import Uploads
 from tiltyard.store.tables.versions import DeletedVersions, Versions
+from tiltyard.store.tables.views import Views
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from tiltyard.store.backend import CallSoon, Connection, Database
-    from tiltyard.store.repository import Clock
+    from tiltyard.store.repository import Clock, Runner
 
 T = TypeVar("T")
 
@@ -63,6 +70,8 @@ class UnitOfWork(
     Mounts,
     Mirrors,
     Tables,
+    TableLookups,
+    Views,
     TableMoves,
     Versions,
     DeletedVersions,
@@ -74,6 +83,7 @@ class UnitOfWork(
     Uploads,
     Trash,
     FolderDeletions,
+    Erasures,
     # Functions of clients
     Functions,
     FunctionErrors,
@@ -92,9 +102,15 @@ class UnitOfWork(
     Roles,
     Grants,
     Policies,
+    Classifications,
+    Protections,
+    Approvals,
     Visibility,
     Generations,
     AuditLog,
+    # What is told to others
+    Events,
+    EventSinks,
 ):
     """All methods of the store, bound to one transaction: they succeed or fail together."""
 
@@ -130,14 +146,15 @@ class Store(UnitOfWork):
         def work(connection: Connection) -> T:
             return fn(UnitOfWork(self._database, self._clock, connection))
 
-        if not is_tracing():
-            return self._database.write(work)
-        with child_span("catalog transaction"):
-            return self._database.write(bind_to_request(work))
+        return self.run("write", "transaction", work)
 
     def dump(self, file: Path) -> DumpHeader:
         """Write all rows of one snapshot to a file; return its header. Blocks no writer. See `dump.dump`."""
         return dump(self._database, file, self._clock)
+
+    def count_rows(self) -> tuple[int, dict[str, int]]:
+        """Return the number of the last migration, and how many rows each table of the database has."""
+        return count_rows(self._database)
 
     def share_reads(self, call_soon: CallSoon) -> None:
         """Let reads on the calling thread's event loop share a snapshot where several are ready at once.
@@ -160,6 +177,10 @@ class Store(UnitOfWork):
         self._database.ping()
         self._database.check_disk_space()
 
+    def purge_deleted(self) -> bool:
+        """Leave nothing of deleted rows in the database's files, nor in its log; return whether it could."""
+        return self._database.purge_deleted()
+
     def close(self) -> None:
         """Finish the writes under way and close every connection."""
         self._database.close()
@@ -173,6 +194,16 @@ class Store(UnitOfWork):
     ) -> None:
         """Close the store."""
         self.close()
+
+
+class TracedStore(Store):
+    """A store whose calls are spans of the request that makes them, and its work in whatever thread does it."""
+
+    __slots__ = ()
+
+    def run(self, runner: Runner, name: str, work: Callable[[Connection], T]) -> T:
+        with child_span(f"catalog {name}"):
+            return super().run(runner, name, bind_to_request(work))  # SQLite writes in a thread of its own
 
 
 def open_store(url: str, *, clock: Clock | None = None, migrate: bool = True, connections: int = CONNECTIONS) -> Store:
@@ -194,7 +225,7 @@ def open_store(url: str, *, clock: Clock | None = None, migrate: bool = True, co
     except BaseException:
         database.close()
         raise
-    return Store(database, clock)
+    return (TracedStore if is_tracked() else Store)(database, clock)
 
 
 def upgrade(url: str) -> list[str]:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import PermissionDeniedError
 
-from tiltyard.access.authorization import effective_policy_of, table_privileges
-from tiltyard.model.privileges import Privilege
+from tiltyard.access.authorization import effective_policy_of, is_allowed_outside, table_privileges
+from tiltyard.model.principals import Privilege
 from tiltyard.storage.roots import lifetime_options
+from tiltyard.store.access.grants import TABLE
 
 if TYPE_CHECKING:
     from tiltyard.context import Context
@@ -60,6 +61,20 @@ def access_by_grants(ctx: Context, record: TableRecord) -> FileAccess:
 def access_by_policies(ctx: Context, record: TableRecord) -> FileAccess:
     """Return no access for principals whom policies restrict: files have all rows and columns."""
     return FileAccess.WRITE if effective_policy_of(ctx, record) is None else FileAccess.NOTHING
+
+
+@file_access_rule
+def access_by_decisions(ctx: Context, record: TableRecord) -> FileAccess:
+    """Return what services outside allow, if there are any. Raises ServiceUnavailableError."""
+    if not is_allowed_outside(ctx, TABLE, record.id, Privilege.READ.value):
+        return FileAccess.NOTHING
+    return FileAccess.WRITE if is_allowed_outside(ctx, TABLE, record.id, Privilege.WRITE.value) else FileAccess.READ
+
+
+@file_access_rule
+def access_by_protections(ctx: Context, record: TableRecord) -> FileAccess:
+    """Return no more than to read where a table is read-only, or held: what can write can delete."""
+    return FileAccess.READ if ctx.services.protections.keeps_files(record.id) else FileAccess.WRITE
 
 
 def may_call_provider(ctx: Context, vend: bool | None) -> bool:

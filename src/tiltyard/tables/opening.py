@@ -8,7 +8,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from lance_namespace.errors import InvalidInputError, InvalidTableStateError, TableBranchNotFoundError
+from lance_namespace.errors import (
+    InvalidInputError,
+    InvalidTableStateError,
+    TableBranchNotFoundError,
+    UnsupportedOperationError,
+)
 
 from tiltyard.context import OpenTable
 from tiltyard.model.branches import MAIN
@@ -51,6 +56,15 @@ def check_rte_enabled(ctx: Context, names: Sequence[str] | None) -> None:
     if PROPERTY not in find_table(ctx, names).properties:
         raise InvalidInputError(
             "use_rte (use_lsm) is true, and this table has no RTE specification: enable it, or leave the field out."
+        )
+
+
+def check_records_versions(table: TableRecord, what: str) -> None:
+    """Raise UnsupportedOperationError for a table on which nothing can be enforced: not all its commits are seen."""
+    if not table.managed or table.mount_id is not None:
+        raise UnsupportedOperationError(
+            f"{what} is enforced by the record of each version: only on tables of this catalog whose commits go "
+            "through the server (managed versioning)."
         )
 
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lance.optimize import Compaction
 from lance_namespace.errors import ConcurrentModificationError
 
-from tiltyard.model.columns.blob_columns import has_blobs
-from tiltyard.model.columns.blob_sizes import measure_blobs
+from tiltyard.model.columns.blob_columns import has_blobs, measure_blobs
 from tiltyard.upkeep.thresholds import DELETED_SHARE, SMALL_FRAGMENT_ROWS
 
 if TYPE_CHECKING:
@@ -125,6 +124,31 @@ def _plan_worn(
         max_source_bytes=sizes.counted(max(MAX_ROUND_BYTES, 2 * largest * sizes.bytes)),
     )
     return replace(planned, is_of_worn=True) if planned.fragments else None
+
+
+def plan_rewrite_of_deleted(dataset: lance.LanceDataset) -> PlannedCompaction | None:
+    """Plan to rewrite fragments that have any deleted row, up to MAX_ROUND_BYTES of them; None if there is none.
+
+    Then no file of the version has a row that is deleted. Raises what Lance raises.
+    """
+    details = [fragment.metadata for fragment in dataset.get_fragments()]
+    worn = [each for each in details if each.num_deletions]
+    if not worn:
+        return None
+    file_bytes = sum(file.file_size_bytes or 0 for each in worn for file in each.files)
+    blob_bytes = measure_blobs(dataset, {each.id for each in worn}) if has_blobs(dataset.schema) else 0
+    rows, largest = sum(int(each.physical_rows) for each in worn), max(int(each.physical_rows) for each in worn)
+    sizes = _RowSizes((file_bytes + blob_bytes) / max(rows, 1), file_bytes / max(rows, 1))
+    planned = _plan(
+        dataset,
+        largest,
+        sizes,
+        materialize_deletions=True,
+        materialize_deletions_threshold=0.0,
+        excluded_fragment_ids=[each.id for each in details if not each.num_deletions],
+        max_source_bytes=sizes.counted(max(MAX_ROUND_BYTES, 2 * largest * sizes.bytes)),
+    )
+    return planned if planned.fragments else None
 
 
 def _plan(dataset: lance.LanceDataset, target: int, sizes: _RowSizes, **further: Any) -> PlannedCompaction:

@@ -27,7 +27,7 @@ MAX_SMALL_FRAGMENTS = 16
 DELETED_SHARE = 0.2
 """The share of a fragment's rows from which on its deleted rows are worth rewriting it."""
 
-_BOUNDS = {UNINDEXED_ROWS: (1, 1 << 50), SMALL_FRAGMENTS: (2, 1 << 30), KEEP_VERSIONS_DAYS: (0.01, 36500)}
+_BOUNDS = {UNINDEXED_ROWS: (1, 1 << 50), SMALL_FRAGMENTS: (2, 1 << 30), KEEP_VERSIONS_DAYS: (0.001, 36500)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ backfill: who may refresh a view may not run code that others add to it. So is S
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -15,16 +14,15 @@ from typing import Literal, Protocol
 import lance
 import pyarrow as pa
 
-from tiltyard.model.column_lineage import ColumnOrigin, Origins, function_origins, sql_inputs
 from tiltyard.model.columns.blob_columns import is_stored_as_read
 from tiltyard.model.columns.computed_columns import ExpressionDeclaration, read_declaration
+from tiltyard.model.columns.lineage import ColumnOrigin, Origins, function_origins, sql_inputs, words_of
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.nested_types import cast_array
 
 _BATCH_ROWS = 8192
 FILE_FORMAT: Literal["2.2"] = "2.2"
 """Lance's format of files that holds values of all types."""
-_WORD = re.compile(r"\w+")
 
 ChooseRows = Callable[[lance.LanceDataset, Mapping[str, str]], int]
 """Returns how many rows of a dataset expressions are computed of at once."""
@@ -166,13 +164,13 @@ class AddedColumns:
     def _evaluate(
         self, expressions: Mapping[str, str], rows: pa.RecordBatch, choose_rows: ChooseRows
     ) -> Iterator[pa.RecordBatch]:
-        words = _words(" ".join(expressions.values()))
+        words = words_of(" ".join(expressions.values()))
         missing = [field for field in self.view if field.name not in rows.schema.names]
         whole = pa.table(
             [*rows.columns, *(pa.nulls(rows.num_rows, field.type) for field in missing)],
             [*rows.schema.names, *(field.name for field in missing)],
         )
-        read = [name for name in whole.schema.names if _words(name) <= words] or whole.schema.names[:1]
+        read = [name for name in whole.schema.names if words_of(name) <= words] or whole.schema.names[:1]
         try:
             copy = lance.write_dataset(whole.select(read), "memory://", data_storage_version=FILE_FORMAT)
             yield from copy.scanner(
@@ -216,9 +214,5 @@ def _stages(
 
 def _inputs(view: pa.Schema, declaration: ExpressionDeclaration) -> list[pa.Field]:
     """Return the columns whose names are words of an expression, in any case: those that it may read."""
-    words = _words(declaration.expression)
-    return [field for field in view if _words(field.name) <= words]
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(word.casefold() for word in _WORD.findall(text))
+    words = words_of(declaration.expression)
+    return [field for field in view if words_of(field.name) <= words]

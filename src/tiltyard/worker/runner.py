@@ -1,7 +1,8 @@
 """The worker: threads that claim transactions under a lease and run them, one that cleans up, and the scheduler.
 
 Any number of workers may run on one catalog: the one that holds a transaction's lease runs it, and a transaction whose
-worker died can be claimed again when the lease ends.
+worker died can be claimed again when the lease ends. Mirrors that are due are synced several at once, so that
+a catalog that hangs delays no other; the worker that holds a mirror's lease syncs it. So are events sent.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from lance_namespace.errors import (
     ConcurrentModificationError,
@@ -25,10 +26,12 @@ from lance_namespace.errors import (
 
 from tiltyard.catalog.garbage import sweep
 from tiltyard.catalog.jobs.submission import end_lost_runs
+from tiltyard.catalog.mounts.mirror_sync import is_due, try_sync
 from tiltyard.catalog.schedules.due import queue_due_job
 from tiltyard.catalog.table_ages import note_stale_tables
 from tiltyard.config import DAY_MS
 from tiltyard.context import Context, Services
+from tiltyard.events.senders import EventSenders
 from tiltyard.model.jobs import (
     JOBS,
     MAX_ATTEMPTS,
@@ -42,6 +45,7 @@ from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.principals import SERVER
 from tiltyard.runtime.lease import LEASE_MS, Lease
 from tiltyard.runtime.outage_log import OutageLog
+from tiltyard.runtime.pool import KeyedThreads
 from tiltyard.runtime.tracing import job_span
 from tiltyard.store import TransactionRecord, UnitOfWork
 from tiltyard.store.tables.upkeep import UPKEEP
@@ -49,7 +53,10 @@ from tiltyard.tables.commits.finalizing import sweep_pending
 from tiltyard.tables.rows.multipart import abandon_stale_uploads
 from tiltyard.tables.upkeep.upkeep_job import look_at_next_table
 from tiltyard.tables.versions.snapshots import sweep_snapshots
-from tiltyard.worker.mirror_sync import MirrorSync
+
+if TYPE_CHECKING:
+    from tiltyard.store import MirrorRecord
+
 
 Result = TypeVar("Result")
 
@@ -81,6 +88,7 @@ class Worker:
         self._running: set[_Run] = set()
         self._threads: list[threading.Thread] = []
         self._mirror_sync = MirrorSync(services, self._stopping)
+        self._event_senders = EventSenders(services, self._stopping)
 
     def start(self) -> None:
         """Start the threads."""
@@ -99,6 +107,7 @@ class Worker:
         for thread in self._threads:
             thread.join(each)
         self._mirror_sync.stop(each)
+        self._event_senders.stop(each)
         for run in list(self._running):
             run.requeue()
 
@@ -179,6 +188,7 @@ class Worker:
         ages_due = 0.0
         while not self._stopping.wait(SCHEDULE_SECONDS):
             run_step(self._mirror_sync.start_due, self._stopping, self._services.outage_log)
+            run_step(self._event_senders.start_due, self._stopping, self._services.outage_log)
             self._repeat_while_true(queue_due_job, ctx)
             if time.monotonic() >= ages_due:
                 run_step(lambda: note_stale_tables(ctx), self._stopping, self._services.outage_log)
@@ -295,9 +305,9 @@ def sweep_leftovers(ctx: Context) -> bool:
 
 
 def sweep_expired(ctx: Context) -> bool:
-    """Delete some uploads, transactions and audit records past their age; return whether there may be more.
+    """Delete some of what is past its age: uploads, transactions, audit records, approvals, events.
 
-    Incomplete snapshots are removed, too.
+    Return whether there may be more. Incomplete snapshots are removed, too, and what canceled erasures would have used.
     """
     settings, now = ctx.settings, ctx.clock()
     sweep_snapshots(ctx)
@@ -305,7 +315,10 @@ def sweep_expired(ctx: Context) -> bool:
     ended = ctx.store.sweep_transactions(now - int(settings.transaction_days * DAY_MS), SWEEP_ROWS)
     audit = ctx.store.sweep_audit(now - int(settings.audit_days * DAY_MS), SWEEP_ROWS)
     upkeep = ctx.store.sweep_upkeep(now - DAY_MS, SWEEP_ROWS)
-    return bool(uploads) or SWEEP_ROWS in (ended, audit, upkeep)
+    approvals = ctx.store.sweep_approvals(now - int(settings.audit_days * DAY_MS), SWEEP_ROWS)
+    ctx.store.end_left_erasures(SWEEP_ROWS)
+    events = ctx.store.sweep_events(now - int(settings.event_days * DAY_MS), settings.max_events, SWEEP_ROWS)
+    return bool(uploads) or SWEEP_ROWS in (ended, audit, upkeep, approvals, events)
 
 
 def run_step(step: Callable[[], Result], stopping: threading.Event, outage_log: OutageLog) -> Result | None:
@@ -319,3 +332,39 @@ def run_step(step: Callable[[], Result], stopping: threading.Event, outage_log: 
         log.exception("a worker's step failed")
     stopping.wait(PAUSE_SECONDS)
     return None
+
+
+MIRRORS_AT_ONCE = 4
+_PAGE = 1000
+
+
+class MirrorSync:
+    """Starts what is due whenever `start_due` is called, by one thread."""
+
+    def __init__(self, services: Services, stopping: threading.Event) -> None:
+        self._services = services
+        self._stopping = stopping
+        self._threads = KeyedThreads[int]()
+
+    def start_due(self) -> None:
+        """Start to sync the mirrors that are due. Raises ServiceUnavailableError."""
+        store = self._services.store
+        mirrors = store.list_mirrors(None, _PAGE)
+        if not mirrors:
+            return
+        fingerprint, now = store.tables_fingerprint(), self._services.clock()
+        for mirror in mirrors:
+            is_free = mirror.lease_until <= now and mirror.id not in self._threads
+            if is_free and len(self._threads) < MIRRORS_AT_ONCE and is_due(mirror, fingerprint, now):
+                self._threads.start(mirror.id, "mirror", partial(self._sync, mirror))
+
+    def stop(self, timeout: float) -> None:
+        """Wait up to `timeout` seconds for what runs, which ends at the next table: another worker goes on with it."""
+        self._threads.stop(timeout)
+
+    def _sync(self, mirror: MirrorRecord) -> None:
+        ctx = Context(self._services, f"publication {mirror.name}", principal=SERVER)
+        try:
+            try_sync(ctx, mirror.id, self._stopping.is_set)
+        except ServiceUnavailableError as error:  # of our own database; the lease ends by itself
+            self._services.outage_log.report(error)

@@ -47,6 +47,7 @@ from tiltyard.model.spec import operations
         ("RenameTable", {"new_table_name": "people2"}),
         ("RepairTable", {"dry_run": True}),
         ("CollectTableGarbage", {}),
+        ("EraseFromTable", {"predicate": "true"}),
         ("ListTablePolicies", {}),
         ("DropTablePolicy", {"name": "masks"}),
         ("SetTablePolicy", {"name": "masks", "filter": "true"}),

@@ -31,32 +31,40 @@ type Call struct {
 	Values []int  `json:"values"`
 }
 
-// set is a set of numbers below 64: the rows of a table, or whether a name or a grant is there (with one number).
+func (call Call) isKnown() bool { return call.End != nil }
+func (call Call) isDone() bool  { return call.Result == "done" }
+
+// set is a set of numbers below 64: the rows of a table, or whether a name, a grant or a key is there (with one number).
 //
-// add, remove: always effective. create: refused where it is there. drop: missing where it is not.
+// add, remove: always effective, but for an add that is refused. create: refused where it is there. drop: missing where it is not. read: which are there;
+// list: the same, of rows that are there once, however often they were added.
 var set = porcupine.Model{
 	Init: func() interface{} { return uint64(0) },
 	Step: func(state, input, output interface{}) (bool, interface{}) {
 		before, call := state.(uint64), input.(Call)
 		bit := uint64(1) << call.Value
-		isThere, isKnown := before&bit != 0, call.End != nil
+		isThere := before&bit != 0
 		switch call.Action {
 		case "add":
+			if call.isKnown() && !call.isDone() {
+				return true, before
+			}
 			return true, before | bit
 		case "remove":
 			return true, before &^ bit
 		case "create":
-			return !isKnown || (call.Result == "done") != isThere, before | bit
+			return !call.isKnown() || call.isDone() != isThere, before | bit
 		case "drop":
-			return !isKnown || (call.Result == "done") == isThere, before &^ bit
+			return !call.isKnown() || call.isDone() == isThere, before &^ bit
 		case "has":
 			return (call.Result == "yes") == isThere, before
-		case "read":
-			seen := uint64(0)
+		case "read", "list":
+			seen, isTwice := uint64(0), false
 			for _, value := range call.Values {
+				isTwice = isTwice || seen&(1<<value) != 0
 				seen |= 1 << value
 			}
-			return seen == before, before
+			return seen == before && !(isTwice && call.Action == "list"), before
 		}
 		panic("unknown action: " + call.Action)
 	},
@@ -68,7 +76,6 @@ var register = porcupine.Model{
 	Init: func() interface{} { return 0 },
 	Step: func(state, input, output interface{}) (bool, interface{}) {
 		before, call := state.(int), input.(Call)
-		isKnown, isDone := call.End != nil, call.Result == "done"
 		after := before
 		switch call.Action {
 		case "create":
@@ -76,14 +83,14 @@ var register = porcupine.Model{
 				after = call.Value
 			}
 			mayBeDone := before == 0 || before == call.Value
-			return !isKnown || isDone && mayBeDone || !isDone && before != 0, after
+			return !call.isKnown() || call.isDone() && mayBeDone || !call.isDone() && before != 0, after
 		case "move":
 			if before != 0 {
 				after = call.Value
 			}
-			return !isKnown || isDone == (before != 0), after
+			return !call.isKnown() || call.isDone() == (before != 0), after
 		case "drop":
-			return !isKnown || isDone == (before != 0), 0
+			return !call.isKnown() || call.isDone() == (before != 0), 0
 		case "get":
 			return call.Value == before, before
 		}
@@ -91,7 +98,33 @@ var register = porcupine.Model{
 	},
 }
 
-var models = map[string]porcupine.Model{"set": set, "register": register}
+// versions is the latest versions of some tables, which are 1 in the beginning. swap: each table of Values whose number is
+// not 0 goes to it from the number before it, all of them or none. get: the version of the table Value is the one of Values.
+var versions = porcupine.Model{
+	Init: func() interface{} { return [2]int{1, 1} },
+	Step: func(state, input, output interface{}) (bool, interface{}) {
+		before, call := state.([2]int), input.(Call)
+		switch call.Action {
+		case "swap":
+			isNext, after := true, before
+			for table, version := range call.Values {
+				if version != 0 {
+					isNext = isNext && version == before[table]+1
+					after[table] = version
+				}
+			}
+			if !isNext {
+				after = before
+			}
+			return !call.isKnown() || call.isDone() == isNext, after
+		case "get":
+			return call.Values[0] == before[call.Value], before
+		}
+		panic("unknown action: " + call.Action)
+	},
+}
+
+var models = map[string]porcupine.Model{"set": set, "register": register, "versions": versions}
 
 func main() {
 	calls := map[string][]Call{}
@@ -114,7 +147,7 @@ func main() {
 		operations := make([]porcupine.Operation, 0, len(calls[name]))
 		for _, call := range calls[name] {
 			end := int64(math.MaxInt64)
-			if call.End != nil {
+			if call.isKnown() {
 				end = *call.End
 			}
 			operations = append(operations, porcupine.Operation{

@@ -16,7 +16,12 @@ import lance
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
-from lance_namespace.errors import ConcurrentModificationError, ServiceUnavailableError
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InvalidTableStateError,
+    ServiceUnavailableError,
+    TableNotFoundError,
+)
 
 from tests.mounts.backends import local_directory
 from tests.mounts.served.conftest import MOUNT, environ
@@ -324,6 +329,38 @@ def test_nobody_sees_more_while_a_table_is_between_the_catalogs(
             assert moving.result().status_code == 200
         assert query(ann, ends[1]).column("secret").to_pylist() == [None, None]
         assert check_error(bob.call("table", ends[1], "count_rows")) in (1, 4)
+
+
+@pytest.mark.parametrize("is_return", [False, pytest.param(True, marks=pytest.mark.extended)])
+def test_table_that_is_moved_by_a_call_is_not_moved_by_another_one(
+    tmp_path: Path, catalog: MountedCatalog, is_return: bool
+) -> None:
+    """The other one would rely on the entry that the first one removes: the table would be in no catalog."""
+    gate = tmp_path / "gate"
+    mounted = environ(local_directory(tmp_path / "lake", "manifest"), tmp_path, 0.0)
+    faulty = {**mounted, "TILTYARD_FAULT": f"between_catalogs=hold@{gate}"}
+    with secured_server(tmp_path / "served", names=(), environ=faulty) as secured:
+        owner = secured.wire("administrator")
+        owner.call("namespace", ["own"], "create")
+        ends = [MOUNT, "a", "t"], ["own", "t"]
+        make_tables(owner, ends[0][:2], "t")
+        if is_return:
+            assert move(owner, *ends).status_code == 200
+        own, other = ends[::-1] if is_return else ends
+        gate.touch()
+        with ThreadPoolExecutor(1) as pool:
+            moving = pool.submit(move, secured.wire("administrator"), own, other)
+            wait_for_file(gate.with_name("gate.reached"))
+            settings = {"mounts": json.loads(mounted["TILTYARD_MOUNTS"]), "conflict_timeout": 0.0}
+            with Namespace(str(tmp_path / "served"), jobs=0, **settings) as server:
+                for path, new_path in (ends, ends[::-1]):
+                    with pytest.raises((ConcurrentModificationError, TableNotFoundError, InvalidTableStateError)):
+                        server.call("MoveTable", {"id": path, "new_id": new_path})
+            gate.unlink()
+            assert moving.result().status_code == 200
+        assert catalog.list_tables(Id(("a",))).names == (("t",) if is_return else ())
+        assert count(owner, *other) == 3
+        assert check_error(owner.call("table", own, "describe")) == 4
 
 
 def move(wire: Wire, path: list[str], new_path: list[str]) -> Any:

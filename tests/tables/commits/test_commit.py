@@ -25,7 +25,7 @@ from tests.tables.served import Server, ask
 from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
 from tiltyard.store import Store, VersionRecord
-from tiltyard.store.tables.tables import Tables
+from tiltyard.store.tables.lookup import TableLookups
 from tiltyard.tables.commits import batch_commit, commit, finalizing, recording, validation
 from tiltyard.tables.versions import versions
 
@@ -187,7 +187,7 @@ def test_tables_that_are_known_are_not_looked_for(
 ) -> None:
     third = [(name, 3, stage(location(server, name), 3, tmp_path)) for name in ("t", "u")]
     for method in ("find_tables", "describe_table"):
-        monkeypatch.setattr(Tables, method, None)
+        monkeypatch.setattr(TableLookups, method, None)
     assert together(server, *third) == [3, 3]
 
 

@@ -30,7 +30,7 @@ from tiltyard.tables.indexes.indexes import create_table_index
 from tiltyard.tables.rows import create, update_delete
 from tiltyard.tables.rows.insert import insert_into_table
 from tiltyard.tables.rows.merge import merge_insert_into_table
-from tiltyard.tables.schema import columns
+from tiltyard.tables.schema import column_additions
 from tiltyard.tables.versions.branches import create_table_branch
 
 Body = Callable[[pa.Table], ArrowBody]
@@ -103,7 +103,7 @@ def test_changes_are_durable_before_they_are_recorded(server: Server, missing: l
     )
     update_delete.delete_from_table(server.ctx, DeleteFromTableRequest(id=["t"], predicate="id = 3"))
     added = [{"name": "twice", "expression": "id * 2"}]
-    columns.alter_table_add_columns(server.ctx, ask(AlterTableAddColumnsRequest, id="t", new_columns=added))
+    column_additions.alter_table_add_columns(server.ctx, ask(AlterTableAddColumnsRequest, id="t", new_columns=added))
     create_table_index(server.ctx, CreateTableIndexRequest(id=["t"], column="id", index_type="BTREE"))
     assert server.run_jobs() == ["Succeeded"]
     assert server.open("t").count_rows("twice = id * 2") == 7

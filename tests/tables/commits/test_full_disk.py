@@ -37,7 +37,7 @@ from tiltyard.tables.rows import create as creation
 from tiltyard.tables.rows import update_delete
 from tiltyard.tables.rows.insert import insert_into_table
 from tiltyard.tables.rows.merge import merge_insert_into_table
-from tiltyard.tables.schema import columns
+from tiltyard.tables.schema import column_additions
 from tiltyard.tables.versions import branches, tags
 from tiltyard.tables.versions.versions import restore_table
 
@@ -90,7 +90,7 @@ def delete(server: Server) -> None:
 
 def add_column(server: Server) -> None:
     added = [{"name": "twice", "expression": "id * 2"}]
-    columns.alter_table_add_columns(server.ctx, ask(AlterTableAddColumnsRequest, id="t", new_columns=added))
+    column_additions.alter_table_add_columns(server.ctx, ask(AlterTableAddColumnsRequest, id="t", new_columns=added))
 
 
 def upload(server: Server) -> None:

@@ -38,11 +38,8 @@ from tiltyard.tables.contracts.testing import test_table as run_test
 from tiltyard.tables.keys.declaration import drop_table_primary_key, set_table_primary_key
 from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.rows.update_delete import delete_from_table, update_table
-from tiltyard.tables.schema.columns import (
-    alter_table_add_columns,
-    alter_table_alter_columns,
-    alter_table_drop_columns,
-)
+from tiltyard.tables.schema.column_additions import alter_table_add_columns
+from tiltyard.tables.schema.columns import alter_table_alter_columns, alter_table_drop_columns
 from tiltyard.tables.versions.branches import create_table_branch
 from tiltyard.tables.versions.versions import restore_table
 
@@ -366,7 +363,7 @@ def test_contract_that_comes_while_a_writer_commits_holds_for_it(
     # and a commit between the check of the rows and the declaration is checked by it
     drop_table_contract(table.ctx, ask(models.DropTableContractRequest, id="t"))
     monkeypatch.undo()
-    inserted, check = [], declaration._check_branches
+    inserted, check = [], declaration.check_branches
 
     def check_then_insert(*arguments: Any) -> Any:
         checked = check(*arguments)
@@ -374,7 +371,7 @@ def test_contract_that_comes_while_a_writer_commits_holds_for_it(
             inserted.append(insert(table, body(rows(-6))))
         return checked
 
-    monkeypatch.setattr(declaration, "_check_branches", check_then_insert)
+    monkeypatch.setattr(declaration, "check_branches", check_then_insert)
     with pytest.raises(TableSchemaValidationError, match=r"price = -6.0"):
         set_contract(table)
 

@@ -27,11 +27,8 @@ from tiltyard.tables.keys import enforcement
 from tiltyard.tables.keys.declaration import drop_table_primary_key, set_table_primary_key
 from tiltyard.tables.keys.errors import DuplicateKeyError
 from tiltyard.tables.rows.update_delete import delete_from_table, update_table
-from tiltyard.tables.schema.columns import (
-    alter_table_add_columns,
-    alter_table_alter_columns,
-    alter_table_drop_columns,
-)
+from tiltyard.tables.schema.column_additions import alter_table_add_columns
+from tiltyard.tables.schema.columns import alter_table_alter_columns, alter_table_drop_columns
 from tiltyard.tables.versions.branches import create_table_branch
 from tiltyard.tables.versions.versions import restore_table
 

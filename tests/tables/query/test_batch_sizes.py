@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.runtime.cache import lasting_facts
 from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.tables.query.batch_sizes import (
     BATCH_BYTES,
@@ -111,3 +112,12 @@ def test_window_sizes_are_those_of_the_heaviest_rows_after_one_another() -> None
     few = window_sizes([10], [100.0])
     assert set(few) == {100.0}
     assert set(window_sizes([], [])) == {0.0}
+
+
+def test_sizes_of_data_files_are_kept_by_plain_texts(tmp_path: Path) -> None:
+    """The path that pylance returns has a class of its own, of 2.8 KB, which would be kept with it."""
+    rows = pa.table({"text": ["a" * number for number in range(100)]})
+    batch_options(CachedVersion(lance.write_dataset(rows, tmp_path / "t")), ["text"], {})
+    paths = [key[1] for key in lasting_facts._entries if key[0] == "batches"]
+    assert paths
+    assert {type(path) for path in paths} == {str}

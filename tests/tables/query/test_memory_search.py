@@ -378,3 +378,48 @@ def test_an_index_without_a_search_for_half_an_hour_is_dropped(
     size = of_another_process.vector_cache.size
     assert size and of_another_process.vector_cache.drop_unneeded() == size
     assert table.explain(query) == "Lance searches: too few searches yet"
+
+
+class PanicException(BaseException):  # named and derived as that of Rust's code
+    """A panic of Lance or FAISS."""
+
+
+@pytest.mark.parametrize("error", [PanicException, RuntimeError])
+@pytest.mark.parametrize("is_added", [False, True])
+def test_extension_that_is_cut_off_at_any_of_its_steps_leaves_answers_exact(
+    tmp_path: Path,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[BaseException],
+    is_added: bool,
+) -> None:
+    """An error before or after each piece of new fragments is added: what is half in the index is in no answer."""
+    add, left = index.MemoryIndex.add, -1
+
+    def fail_at_last(self: index.MemoryIndex, addresses: Any, values: Any) -> None:
+        nonlocal left
+        left -= 1
+        if is_added or left:
+            add(self, addresses, values)
+        if not left:
+            raise error("cut off")
+
+    monkeypatch.setattr(cache, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(index, "_EXACT_ROWS", 10_000)
+    monkeypatch.setattr(cache, "SPARE_ROWS", 2000)
+    table = Searched(str(tmp_path / "t"), rows(rng, 0, 1000))
+    query, steps = rng.normal(size=DIMENSION).tolist(), -(-250 // cache._EXTENSION_ROWS)
+    table.warm(query)
+    monkeypatch.setattr(index.MemoryIndex, "add", fail_at_last)
+    for step in range(1, steps + 1):
+        table.warm(query)
+        for first in (0, 125):
+            lance.write_dataset(rows(rng, 10_000 * step + first, 125), table.uri, mode="append")
+        left = step
+        assert table.check(query) == 1
+        table.datasets.vector_cache.wait()
+        assert left == 0, "no extension came so far"
+        assert "could not be read" in table.explain(query)
+        for filter_ in (None, f"id >= {10_000 * step}"):
+            assert table.check(query, filter_) == 1
+    table.datasets.vector_cache.close()

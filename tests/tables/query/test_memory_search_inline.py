@@ -12,8 +12,7 @@ from tests.tables.served import Server, ask
 
 from tiltyard.model.ids import Id
 from tiltyard.model.operations import bound_operations
-from tiltyard.model.principals import Principal
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Principal, Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.vector_cache.cache import VectorCache
 from tiltyard.store.access.grants import TABLE

@@ -14,13 +14,13 @@ from tests.tables.bodies import small
 from tests.tables.served import Server, ask
 
 from tiltyard.model import jobs
-from tiltyard.model.column_lineage import ColumnInput, ColumnOrigin, Derivation
+from tiltyard.model.columns.lineage import ColumnInput, ColumnOrigin, Derivation
 from tiltyard.model.spec import models
 from tiltyard.tables.lance_sql.select_queries import parse_select
 from tiltyard.tables.rows.insert import insert_into_table
 from tiltyard.tables.rows.update_delete import delete_from_table
-from tiltyard.tables.schema.views import create_materialized_view, refresh_materialized_view
 from tiltyard.tables.versions.branches import create_table_branch, delete_table_branch
+from tiltyard.tables.views.materialized_views import create_materialized_view, refresh_materialized_view
 from tiltyard.worker import Worker
 
 QUERY = "SELECT x, x * 2 AS twice FROM table_branch('t', 'dev') WHERE x > 0"
@@ -102,7 +102,7 @@ def test_branch_that_was_created_again_is_another_one(server: Server) -> None:
 def test_refresh_that_is_struck_before_its_commit_adds_its_rows_once(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tiltyard.tables.schema import select_views
+    from tiltyard.tables.views import select_views
 
     insert(server, 3)
     monkeypatch.setattr(jobs, "RETRY_MS", 0)

@@ -19,8 +19,7 @@ from tests.tables.served import Server, ask
 
 from tiltyard.context import Context
 from tiltyard.model.columns.computed_columns import UdfDeclaration, read_declaration
-from tiltyard.model.principals import Principal
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Principal, Privilege
 from tiltyard.model.spec import models
 from tiltyard.store.access.grants import TABLE
 from tiltyard.tables.commits import commit

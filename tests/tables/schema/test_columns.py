@@ -23,7 +23,7 @@ from tests.tables.served import Server, ask
 
 from tiltyard.model.schemas.arrow_json import to_json
 from tiltyard.model.spec import models
-from tiltyard.tables.schema import columns
+from tiltyard.tables.schema import column_additions, columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +53,7 @@ class Columns:
     def add(self, *new: tuple[str, str], **fields: Any) -> Any:
         entries = [{"name": name, "expression": expression} for name, expression in new]
         request = {"new_columns": entries} | fields
-        return self._call(columns.alter_table_add_columns, models.AlterTableAddColumnsRequest, request)
+        return self._call(column_additions.alter_table_add_columns, models.AlterTableAddColumnsRequest, request)
 
     def alter(self, *alterations: dict[str, Any], **fields: Any) -> Any:
         request = {"alterations": list(alterations), **fields}
@@ -87,7 +87,7 @@ def test_add_columns_expressions_are_computed_in_one_version(table: Columns) -> 
 def test_add_columns_of_an_empty_table_keeps_their_types(server: Server) -> None:
     server.create("empty", DATA.schema.empty_table())
     request = ask(models.AlterTableAddColumnsRequest, id="empty", new_columns=[{"name": "n", "expression": "a + 1"}])
-    columns.alter_table_add_columns(server.ctx, request)
+    column_additions.alter_table_add_columns(server.ctx, request)
     assert server.open("empty").schema.field("n").type == pa.int32()
 
 

@@ -27,16 +27,16 @@ from tiltyard.config import Settings
 from tiltyard.context import Context
 from tiltyard.model.columns.computed_columns import ExpressionDeclaration, UdfDeclaration, read_declaration
 from tiltyard.model.jobs import PIPELINE_JOBS, pipeline_jobs
-from tiltyard.model.principals import Principal
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Principal, Privilege
 from tiltyard.model.spec import models
 from tiltyard.runtime import failpoints
 from tiltyard.store import JobFilter, NewRequest
 from tiltyard.store.access.grants import TABLE
 from tiltyard.tables.rows.create import create_table
-from tiltyard.tables.schema.columns import alter_table_add_columns, alter_table_alter_columns, alter_table_drop_columns
+from tiltyard.tables.schema.column_additions import alter_table_add_columns
+from tiltyard.tables.schema.column_readers import source_paths
+from tiltyard.tables.schema.columns import alter_table_alter_columns, alter_table_drop_columns
 from tiltyard.tables.schema.computed_columns import MAX_CODE_LENGTH, alter_table_backfill_columns
-from tiltyard.tables.schema.computed_sources import source_paths
 from tiltyard.worker.driver_config import job_spark_conf
 
 IMAGE = "registry.example/functions:3"

@@ -14,12 +14,12 @@ from tests.tables.served import Server, ask
 
 from tiltyard.column_refresh import refresh
 from tiltyard.model import jobs
-from tiltyard.model.column_lineage import ColumnInput, ColumnOrigin, Derivation
+from tiltyard.model.columns.lineage import ColumnInput, ColumnOrigin, Derivation
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.spec import models
 from tiltyard.store import TransactionRecord
 from tiltyard.tables.schema import expression_refresh
-from tiltyard.tables.schema.columns import alter_table_add_columns
+from tiltyard.tables.schema.column_additions import alter_table_add_columns
 from tiltyard.tables.schema.computed_columns import alter_table_backfill_columns
 from tiltyard.worker import Worker
 

@@ -15,9 +15,9 @@ from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 from tests.tables.served import Server, ask
 
 from tiltyard.model.spec import models
-from tiltyard.tables.schema import changed_view_rows, select_views
-from tiltyard.tables.schema.views import create_materialized_view, refresh_materialized_view
 from tiltyard.tables.versions.versions import list_table_versions
+from tiltyard.tables.views import changed_view_rows, select_views
+from tiltyard.tables.views.materialized_views import create_materialized_view, refresh_materialized_view
 from tiltyard.worker import Worker
 
 ROWS = pa.table(

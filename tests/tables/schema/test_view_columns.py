@@ -13,11 +13,8 @@ from tests.tables.served import ask
 
 from tiltyard.model.columns.computed_columns import UdfDeclaration
 from tiltyard.model.spec import models
-from tiltyard.tables.schema.columns import (
-    alter_table_add_columns,
-    alter_table_alter_columns,
-    alter_table_drop_columns,
-)
+from tiltyard.tables.schema.column_additions import alter_table_add_columns
+from tiltyard.tables.schema.columns import alter_table_alter_columns, alter_table_drop_columns
 from tiltyard.tables.schema.computed_columns import alter_table_backfill_columns
 
 

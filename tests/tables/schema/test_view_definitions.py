@@ -21,18 +21,14 @@ from lance_namespace.errors import (
 from tests.tables.served import Server, ask
 
 from tiltyard.calls.in_process_caller import InProcessCaller
-from tiltyard.catalog.materialized_views import describe_materialized_view
-from tiltyard.model.principals import Principal
-from tiltyard.model.privileges import parse_privileges
+from tiltyard.catalog.views import describe_materialized_view
+from tiltyard.model.principals import Principal, parse_privileges
 from tiltyard.model.spec import models
 from tiltyard.model.views.definitions import ViewDefinition
 from tiltyard.store.access.grants import SERVER
-from tiltyard.tables.schema.columns import (
-    alter_table_add_columns,
-    alter_table_alter_columns,
-    alter_table_drop_columns,
-)
-from tiltyard.tables.schema.views import create_materialized_view, refresh_materialized_view
+from tiltyard.tables.schema.column_additions import alter_table_add_columns
+from tiltyard.tables.schema.columns import alter_table_alter_columns, alter_table_drop_columns
+from tiltyard.tables.views.materialized_views import create_materialized_view, refresh_materialized_view
 
 SCHEMA = pa.schema([("id", pa.int64()), ("chunk", pa.string())])
 ITEM = {"name": "item", "nullable": True, "type": {"type": "float32"}}

@@ -24,7 +24,7 @@ from tests.tables.served import Server, ask
 from tiltyard.catalog.tables import describe_table
 from tiltyard.model.spec import models
 from tiltyard.model.views.definitions import LINEAGE_PROPERTY, SourceVersion, ViewLineage
-from tiltyard.tables.schema.views import create_materialized_view, refresh_materialized_view
+from tiltyard.tables.views.materialized_views import create_materialized_view, refresh_materialized_view
 
 SCHEMA = pa.schema([pa.field("year", pa.int32(), metadata={"unit": "a"}), pa.field("v", pa.list_(pa.float32(), 2))])
 ENVELOPE = base64.b64encode(b'{"udtf": "chunk"}').decode()

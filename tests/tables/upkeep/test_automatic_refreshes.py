@@ -17,19 +17,19 @@ from tests.tables.upkeep.test_upkeep import Kept
 from tiltyard.column_refresh.freshness import ComputedColumn
 from tiltyard.model.columns.computed_columns import ExpressionDeclaration
 from tiltyard.model.modes import TransactionStatus
-from tiltyard.model.principals import Principal
-from tiltyard.model.privileges import parse_privileges
+from tiltyard.model.principals import Principal, parse_privileges
 from tiltyard.model.spec import models
 from tiltyard.store.access.grants import SERVER
 from tiltyard.store.jobs.jobs import JobFilter
 from tiltyard.store.tables.upkeep import MAX_ENDED
 from tiltyard.tables.rows.update_delete import update_table
-from tiltyard.tables.schema.columns import alter_table_add_columns, update_field_metadata
+from tiltyard.tables.schema.column_additions import alter_table_add_columns
+from tiltyard.tables.schema.columns import update_field_metadata
 from tiltyard.tables.schema.computed_columns import BACKFILL
 from tiltyard.tables.schema.expression_refresh import REFRESH_COLUMN
-from tiltyard.tables.schema.select_views import REFRESH_SELECT
-from tiltyard.tables.schema.views import REFRESH, create_materialized_view
 from tiltyard.tables.upkeep import automatic_refreshes, upkeep_job
+from tiltyard.tables.views.materialized_views import REFRESH, create_materialized_view
+from tiltyard.tables.views.select_views import REFRESH_SELECT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

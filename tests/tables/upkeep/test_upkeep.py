@@ -22,8 +22,7 @@ from tests.tables.served import Server, ask
 from tiltyard.context import Context
 from tiltyard.model.branches import MAIN
 from tiltyard.model.modes import TransactionStatus
-from tiltyard.model.principals import Principal
-from tiltyard.model.privileges import parse_privileges
+from tiltyard.model.principals import Principal, parse_privileges
 from tiltyard.model.spec import models
 from tiltyard.store.access.grants import SERVER
 from tiltyard.store.jobs.jobs import JobFilter
@@ -36,8 +35,8 @@ from tiltyard.tables.opening import open_to_commit
 from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.rows.insert import insert_into_table
 from tiltyard.tables.rows.update_delete import delete_from_table, update_table
-from tiltyard.tables.upkeep import maintainer, old_versions, upkeep_job
-from tiltyard.tables.upkeep.old_versions import first_time_to_keep, remove_old_versions
+from tiltyard.tables.upkeep import maintainer, upkeep_job
+from tiltyard.tables.upkeep.upkeep_job import first_time_to_keep, remove_old_versions
 from tiltyard.upkeep.indexing import count_segments_to_merge, index_states
 from tiltyard.worker import Worker
 
@@ -188,7 +187,7 @@ def test_upkeep_process_beyond_its_memory_fails_and_the_table_rests(tmp_path: Pa
     kept = Kept(tmp_path / "root")
     monkeypatch.setattr(upkeep_job, "MAX_ROWS_HERE", -1)
     monkeypatch.setattr("tiltyard.tables.indexes.build_process.POLL_SECONDS", 0.02)
-    monkeypatch.setattr("tiltyard.tables.indexes.build_process._resident_bytes", lambda process: 2 << 30)
+    monkeypatch.setattr("tiltyard.tables.indexes.build_process.private_bytes", lambda process: 2 << 30)
     kept.create("t", rows(2000))
     index_all(kept.to_commit("t"))
     kept.insert("t", rows(1500, 2000))
@@ -393,7 +392,7 @@ def test_upkeep_keeps_few_of_its_transactions(kept: Kept) -> None:
 
 def test_remove_old_versions_leaves_the_latest_and_tagged_ones(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     object.__setattr__(kept.server.services.settings, "repeat_memory", 0)
-    monkeypatch.setattr(old_versions, "CLOCK_SKEW_MS", 200)
+    monkeypatch.setattr(upkeep_job, "CLOCK_SKEW_MS", 200)
     kept.create("t", rows(10))
     for number in range(1, 4):
         time.sleep(0.3)  # the clocks of catalog and storage may differ by what was set above

@@ -7,11 +7,13 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from lance_namespace.errors import ConcurrentModificationError, PermissionDeniedError
 
+from tests.services.protections import NOTHING_PROTECTED
 from tiltyard.api.execution import batched
 from tiltyard.api.execution.batched import Batched
 from tiltyard.model.operations import Handler, Needs, never
@@ -21,11 +23,16 @@ EXCHANGE: Any = None
 """A batch does not use it."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Caller:
-    """A fake context: all that authorization reads of one."""
+    """A fake context: all that authorization reads of one, where nothing is protected."""
 
     principal: Principal = EVERYBODY
+    services: Any = field(default_factory=lambda: SimpleNamespace(protections=NOTHING_PROTECTED, decisions=None))
+
+    @property
+    def is_unchecked(self) -> bool:
+        return self.principal.administrator
 
 
 @dataclass

@@ -16,8 +16,7 @@ from tests.services.lossy import wait_for
 from tiltyard.api.bodies.uploads import fingerprint_of
 from tiltyard.api.idempotency import requests
 from tiltyard.api.idempotency.keys import RequestKey
-from tiltyard.api.idempotency.leases import Leases
-from tiltyard.api.idempotency.requests import IdempotentRequest
+from tiltyard.api.idempotency.requests import IdempotentRequest, IdempotentRequests
 from tiltyard.bootstrap import open_services, register_operations
 from tiltyard.config import Settings
 from tiltyard.context import Context
@@ -41,6 +40,7 @@ READS = {
     "DiffTableBranch",
     "ExplainTableQueryPlan",
     "FetchTableBlobs",
+    "FindClassified",
     "FlushTableRte",
     "GetTableRteStats",
     "GetTableRteSpec",
@@ -71,7 +71,7 @@ def test_changes_is_true_of_all_operations_that_do_not_only_read() -> None:
     assert all(name.startswith(("Describe", "Get", "List")) for name in reads - READS)
 
 
-def insertion(leases: Leases, id_: str = "id", *, is_matched_by_body: bool = False) -> IdempotentRequest:
+def insertion(leases: IdempotentRequests, id_: str = "id", *, is_matched_by_body: bool = False) -> IdempotentRequest:
     """Return an insert with a key."""
     register_operations()
     operation, handler = bound_operations()["InsertIntoTable"]
@@ -85,7 +85,7 @@ def test_lease_is_kept_of_a_request_that_had_to_wait_for_a_thread(tmp_path: Path
         closing(services.store),
         ThreadPoolExecutor(1) as busy,
         ThreadPoolExecutor(1) as records,
-        closing(Leases(services, records)) as leases,
+        closing(IdempotentRequests(services, records)) as leases,
     ):
 
         def others_get_it(ctx: Context) -> bool:
@@ -106,7 +106,7 @@ def test_lease_is_kept_of_a_lost_request_while_its_commit_is_looked_for(
         closing(services.store),
         ThreadPoolExecutor(1) as pool,
         ThreadPoolExecutor(1) as records,
-        closing(Leases(services, records)) as leases,
+        closing(IdempotentRequests(services, records)) as leases,
     ):
         lost = NewRequest("lost", "scope", fingerprint_of(b""), "gone", 0, 60_000)
         services.store.begin_request(lost)
@@ -133,7 +133,7 @@ def test_answer_of_another_that_is_lost_again_on_its_way_is_given_to_the_next(tm
 
         def answer(id_: str) -> Any:
             time.sleep(0.01)
-            with closing(Leases(services, records)) as leases:
+            with closing(IdempotentRequests(services, records)) as leases:
                 keyed = insertion(leases, id_, is_matched_by_body=True)
                 request = models.InsertIntoTableRequest(id=["t"])
                 return asyncio.run(keyed.run(Context(services, "test"), request, b"", lambda _: "run anew", pool))
@@ -146,7 +146,7 @@ def test_answer_of_another_that_is_lost_again_on_its_way_is_given_to_the_next(tm
 def test_request_that_ends_takes_no_lease_from_its_repeat(tmp_path: Path) -> None:
     services = open_services(Settings(root=str(tmp_path)))
     with closing(services.store), ThreadPoolExecutor(1) as records:
-        leases = Leases(services, records)
+        leases = IdempotentRequests(services, records)
         first, repeat = (insertion(leases) for _ in range(2))
         leases.add("id", first)
         leases.add("id", repeat)
@@ -162,7 +162,7 @@ def test_client_that_leaves_is_noted_while_its_request_runs(tmp_path: Path) -> N
         closing(services.store),
         ThreadPoolExecutor(1) as pool,
         ThreadPoolExecutor(1) as records,
-        closing(Leases(services, records)) as leases,
+        closing(IdempotentRequests(services, records)) as leases,
     ):
 
         def heard() -> bool:

@@ -44,6 +44,9 @@ class _NoStore:
     def list_table_ages(self) -> list[object]:
         return []
 
+    def event_stream(self) -> None:
+        return None
+
     def gauges(self) -> dict[str, float]:
         return {}
 

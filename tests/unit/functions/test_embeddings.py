@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from tests.unit.functions.packages import bpe_tokenizer
 from tiltyard.functions import embed_text
-from tiltyard.functions.embedding_models import open_model
+from tiltyard.functions.embeddings import open_model
 from tiltyard.functions.model_files import load_once
 from tiltyard.model.refusals import RefusedError
 

@@ -20,12 +20,13 @@ import pytest
 
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.type_names import format_type, parse_type
-from tiltyard.pipeline.plans.plan_file import PlanError, parse_plan
+from tiltyard.model.text.yaml_text import ContentError
+from tiltyard.pipeline.plans.plan_file import parse_plan
 from tiltyard.pipeline.sources import discovery, inspection, text_blocks
 from tiltyard.pipeline.sources.casts import ColumnSelection, check_time_zones
 from tiltyard.pipeline.sources.csv_records import CsvDialect, TextState, split_records
 from tiltyard.pipeline.sources.discovery import SourceOptions, find_source
-from tiltyard.pipeline.sources.file_options import given_options, pick_file_options
+from tiltyard.pipeline.sources.file_options import FileOptions, given_options, pick_options
 from tiltyard.pipeline.sources.inspection import adapt_to_table, inferred_casts
 from tiltyard.pipeline.sources.readers import Format, Piece
 from tiltyard.pipeline.sources.record_cuts import ScanTask, cut_at_records
@@ -36,7 +37,7 @@ from tiltyard.pipeline.table_location import scan_fragments
 
 def rows_of(path: Path | str, table: pa.Schema | None = None, **options: Any) -> tuple[pa.Table, list[str]]:
     """Return the rows of a source as a job reads them, and the reasons of rejected rows."""
-    files = pick_file_options(options)
+    files = pick_options(FileOptions, options)
     source = find_source(
         SourceOptions(str(path), files, **{name: options[name] for name in options.keys() - files.keys()})
     )
@@ -609,7 +610,7 @@ def test_pipeline_file_takes_the_options_of_sources_for_files_alone() -> None:
     table = parse_plan({"tables": {"a": {"files": "flights", **options}}}).tables["a"]
     assert {name: table.options[name] for name in given_options(table.options)} == options
     for name, value in options.items():
-        with pytest.raises(PlanError, match=f"tables.a: '{name}' is of files, not of SQL"):
+        with pytest.raises(ContentError, match=f"tables.a: '{name}' is of files, not of SQL"):
             parse_plan({"tables": {"a": {"sql": "SELECT 1", name: value}}})
 
 

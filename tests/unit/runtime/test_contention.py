@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tiltyard.runtime import contention
-from tiltyard.runtime.contention import CONTENDED_SECONDS, MAX_HISTORIES, Contention
+from tiltyard.storage.manifests import contention
+from tiltyard.storage.manifests.contention import CONTENDED_SECONDS, MAX_HISTORIES, Contention
 
 
 @pytest.fixture

@@ -67,3 +67,37 @@ def test_reach_with_kill_ends_the_process() -> None:
     environ = {"TILTYARD_FAULT": "after_finalize", "PYTHONPATH": ":".join(filter(None, sys.path))}
     result = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, check=False, timeout=30)
     assert (result.returncode, result.stdout) == (-9, b"")
+
+
+def test_fault_with_a_number_passes_its_point_so_often_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "armed"
+    file.write_text("2")
+    monkeypatch.setattr(failpoints, "_faults", failpoints.parse(f"after_record=raise@{file}"))
+    for _ in range(2):
+        failpoints.reach(Point.AFTER_RECORD)
+    with pytest.raises(FaultError):
+        failpoints.reach(Point.AFTER_RECORD)
+    assert (tmp_path / "armed.reached").exists() and not file.exists()
+
+
+WRITING = """
+import os
+from pathlib import Path
+import tiltyard.runtime.failpoints
+from tiltyard.runtime.durability import write_new
+folder = Path({folder!r})
+(folder / "read").read_bytes()
+(folder / "notes").touch()
+write_new(folder / "new", b"")
+os.replace(folder / "new", folder / "newer")
+(folder / "newer").unlink()
+"""
+
+
+def test_point_of_writes_sees_what_python_does_to_files(tmp_path: Path) -> None:
+    """Opening a file for writing, renaming and deleting it are writes; reading is none."""
+    (tmp_path / "read").touch()
+    environ = {"TILTYARD_FAULT": f"write=note@{tmp_path}/notes", "PYTHONPATH": ":".join(filter(None, sys.path))}
+    code = WRITING.format(folder=str(tmp_path))
+    subprocess.run([sys.executable, "-c", code], env=environ, check=True, timeout=30)
+    assert (tmp_path / "notes").read_text().splitlines() == ["runtime.durability:write_new", "", ""]

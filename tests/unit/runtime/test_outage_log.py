@@ -13,7 +13,7 @@ from lance_namespace.errors import (
     ServiceUnavailableError,
 )
 
-from tiltyard.runtime.outage_log import SILENCE_MS, OutageLog, StorageUnavailableError
+from tiltyard.runtime.outage_log import SILENCE_MS, OutageLog, StorageUnavailableError, SystemUnavailableError
 
 ROOTS = ("/data", "/data/inner", "s3://lake/tables")
 FULL = "LanceError(IO): No space left on device (os error 28), /home/runner/work/lance/src/writer.rs:190:9"
@@ -46,6 +46,13 @@ def test_report_logs_a_cause_once_a_minute_however_it_is_worded(caplog: pytest.L
     clock.now += SILENCE_MS
     outages.report(caused(StorageUnavailableError("away", "/data/t.lance"), OSError(FULL)))
     assert caplog.messages[2] == caplog.messages[0]
+
+
+def test_report_of_another_system_names_it_and_no_storage(caplog: pytest.LogCaptureFixture) -> None:
+    refused = ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+    away = caused(SystemUnavailableError("The catalog 'lake' does not answer.", "The catalog 'lake'"), refused)
+    OutageLog(ROOTS[:1], "sqlite:////data/c.db").report(caused(ServiceUnavailableError("refused"), away))
+    assert caplog.messages == ["The catalog 'lake' fails: [Errno 111] Connection refused"]
 
 
 def test_report_of_many_objects_is_one_cause(caplog: pytest.LogCaptureFixture) -> None:

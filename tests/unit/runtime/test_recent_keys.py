@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tiltyard.runtime import recent_keys
-from tiltyard.runtime.recent_keys import RecentKeys
+from tiltyard.storage.caches import recent_keys
+from tiltyard.storage.caches.recent_keys import RecentKeys
 
 
 def hashes(*values: int) -> NDArray[np.uint64]:

@@ -8,9 +8,8 @@ from lance_namespace.errors import InvalidInputError
 
 from tests.services.cases import check_each
 from tiltyard.sample import embedding
-from tiltyard.sample.films import DIMENSIONS, read_facts, read_films, read_vectors
+from tiltyard.sample.films import DIMENSIONS, LIKED_FILM, TEXTS, example_searches, read_facts, read_films, read_vectors
 from tiltyard.sample.loading import is_sample
-from tiltyard.sample.searches import LIKED_FILM, TEXTS, example_searches
 
 
 def test_films_are_whole() -> None:

@@ -47,6 +47,24 @@ def test_thread_that_cannot_look_for_a_while_goes_on(
 
 
 @pytest.mark.parametrize(
+    ("grown_mib", "releases"),
+    [((100, 500, 511), 0), ((100, 513), 1), ((600, 620, 1100, 1140), 2), ((400, -200, 250), 0), ((400, -200, 350), 1)],
+)
+def test_busy_process_gives_memory_back_whenever_it_has_grown(
+    monkeypatch: pytest.MonkeyPatch, grown_mib: tuple[int, ...], releases: int
+) -> None:
+    size, released = 1 << 30, []
+    monkeypatch.setattr(memory, "resident_bytes", lambda: size)
+    monkeypatch.setattr(memory, "release_freed_memory", lambda: released.append(size) or True)
+    monkeypatch.setattr(memory, "IDLE_SHARE", -1)
+    release = memory.IdleRelease()
+    for grown in grown_mib:
+        size = (1 << 30) + (grown << 20)
+        release.step()
+    assert len(released) == releases
+
+
+@pytest.mark.parametrize(
     ("figure", "machine", "workers", "bound"),
     [
         ("auto", SystemMemory(8000, 8000), 1, 2000),

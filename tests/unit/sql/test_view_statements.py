@@ -7,7 +7,7 @@ from lance_namespace.errors import InvalidInputError
 
 from tests.services.cases import check_each
 from tiltyard.model.ids import Id
-from tiltyard.sql.view_statements import ViewAction, ViewStatement, parse_view_statement
+from tiltyard.sql.statements.view_statements import ViewAction, ViewStatement, parse_view_statement
 
 SALES = Id(("shop", "sales"))
 OWN, OTHER = Id((*SALES, "v")), Id(("shop", "eu", "fr", "v"))

@@ -168,3 +168,13 @@ def test_open_for_reading_of_a_branch_that_was_made_anew_has_the_new_one(
         time.sleep(1)  # a branch is known by the second that it was made in
     with pytest.raises(TableBranchNotFoundError):
         opened.open_for_reading(location, options, Branch("dev"))
+
+
+def test_bytes_of_the_session_are_those_that_it_counts(tmp_path: Path) -> None:
+    opened = Datasets(1 << 20, 1 << 20)
+    lance.write_dataset(pa.table({"a": range(100)}), tmp_path).create_scalar_index("a", "BTREE")
+    assert opened.session_bytes == 0
+    lance.dataset(str(tmp_path), session=opened.session).to_table(filter="a = 5")
+    assert opened.session.index_cache_size_bytes() > 0
+    # What `size_bytes` adds are the two caches themselves.
+    assert 0 <= opened.session.size_bytes() - opened.session_bytes < 1024

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.storage.manifests.manifest_format import parse_manifest
+from tiltyard.storage.manifests.manifest_format import classified_fields, parse_manifest
 from tiltyard.storage.manifests.manifest_references import referenced_files
 
 FOOTER = struct.Struct("<QHH4s")
@@ -97,3 +97,14 @@ def test_parse_manifest_whose_last_field_is_a_fragment() -> None:
             continue
         with pytest.raises(InvalidInputError, match="not a Lance manifest"):
             parse_manifest(truncated, 7)
+
+
+def test_fields_that_metadata_classifies_are_read_with_their_paths(tmp_path: Path) -> None:
+    street = pa.field("street", pa.string(), metadata={"tiltyard.classification.pii": "address"})
+    mail = pa.field("mail", pa.string(), metadata={"tiltyard.classification.pii": "email", "unit": "none"})
+    schema = pa.schema([pa.field("id", pa.int64()), mail, pa.field("home", pa.struct([street]))])
+    dataset = lance.write_dataset(schema.empty_table(), tmp_path / "t", schema=schema)
+    content = latest_manifest(dataset, tmp_path / "t")
+    assert parse_manifest(content, 1).has_classifications
+    expected = [(1, ("mail",), {"pii": "email"}), (3, ("home", "street"), {"pii": "address"})]
+    assert classified_fields(content) == expected

@@ -31,7 +31,7 @@ from tiltyard.model.schemas.arrow_compat import align_columns, decimal_columns
 from tiltyard.runtime.client_arrow.decoded_size import DecodedSizeCheck, encoded_columns
 from tiltyard.runtime.client_arrow.decompression_guard import ExpansionCheck
 from tiltyard.runtime.client_arrow.reading import TRAILING_BYTES, read_table
-from tiltyard.runtime.current_request import add_rows
+from tiltyard.runtime.tracing import add_rows
 
 Receive = Callable[[], Awaitable[Any]]
 Fingerprint = hashlib.blake2b
@@ -57,11 +57,8 @@ def fingerprint_of(body: bytes) -> str:
     return fingerprint.hexdigest()
 
 
-async def read_body(receive: Receive, limit: int, take_complete: TakeCompleteBody | None = None) -> bytes:
+async def read_body(receive: Receive, limit: int) -> bytes:
     """Return a whole body of at most `limit` bytes. Raises HttpError 413 and 408, ClientGoneError."""
-    if take_complete is not None and (body := take_complete()) is not None:
-        _check_body(len(body), limit)
-        return body
     first, more = await _next(receive)
     _check_body(len(first), limit)
     if not more:
@@ -122,7 +119,12 @@ async def _next(receive: Receive) -> tuple[bytes, bool]:
 
 def _check_body(size: int, limit: int) -> None:
     if size > limit:
-        raise HttpError(413, ErrorCode.INVALID_INPUT, f"The body has more than {limit} bytes.")
+        raise body_too_long(limit)
+
+
+def body_too_long(limit: int) -> HttpError:
+    """Return the error of a body that is not Arrow, and longer than `limit` bytes."""
+    return HttpError(413, ErrorCode.INVALID_INPUT, f"The body has more than {limit} bytes.")
 
 
 def _check_size(size: int, limit: int) -> None:

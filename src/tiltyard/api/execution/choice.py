@@ -40,7 +40,8 @@ class Executions:
 
     def __init__(self, services: Services, pools: ThreadPools, limits: Limits) -> None:
         self._settings = services.settings
-        self._has_inline_reads = services.store.inline_reads
+        self._has_inline_reads = services.store.inline_reads and services.decisions is None
+        self._has_decisions = services.decisions is not None
         self._pools = pools
         self._limits = limits
         self._bridge = LoopBridge()
@@ -58,7 +59,7 @@ class Executions:
             limit = self._settings.max_upload_bytes
             deferred = Deferred(handler, pool, self._bridge, MAX_INLINE_BODY_BYTES if self._has_inline_reads else -1)
             return Upload(deferred, limit, authorization), Upload(idempotent, limit, None)
-        if handler.batch is not None:
+        if handler.batch is not None and not self._has_decisions:  # one caller's would wait for all others'
             execution = Batched(handler, pool)
         elif handler.query:
             execution = QueryExecution(handler, pool, self._settings, self._limits, authorization)

@@ -56,7 +56,7 @@ class QueryExecution:
 
         Raises HttpError 429, DeadlineExceededError, ResponseTooLargeError, and what the operation raises.
         """
-        if not ctx.principal.administrator:
+        if not ctx.is_unchecked:
             ctx = await self._authorization.check(ctx, request)
         body: Any = exchange.body
         slot = exchange.slot = self._limits.acquire_slot(ctx, exchange.log.address, len(body))

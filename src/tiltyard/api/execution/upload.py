@@ -77,7 +77,7 @@ class Upload:
         self._authorization = authorization
 
     async def run(self, exchange: Exchange, ctx: Context, request: Any) -> Any:
-        if self._authorization is not None and not ctx.principal.administrator:
+        if self._authorization is not None and not ctx.is_unchecked:
             ctx = await self._authorization.check(ctx, request)
         extensions, with_fingerprint = exchange.extensions, exchange.idempotent is not None
         upload = exchange.body = await open_upload(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -21,17 +22,17 @@ from msgspec import structs
 from tiltyard.api.bodies.uploads import MemoryBody, StreamedBody, fingerprint_of
 from tiltyard.api.errors import STATUS, HttpError
 from tiltyard.api.idempotency.keys import RequestKey, read_key
-from tiltyard.api.idempotency.leases import LeasedRequest, Leases
-from tiltyard.context import Context
+from tiltyard.context import Context, Services
+from tiltyard.runtime.lease import Lease
 from tiltyard.store import NewRequest, RequestClaim, RequestRecord
 from tiltyard.tables.commits.recovery import recover_response
 
 if TYPE_CHECKING:
     from tiltyard.api.binding import Headers
-    from tiltyard.context import Services
     from tiltyard.model.operations import Handler
     from tiltyard.model.principals import Principal
     from tiltyard.model.spec import Operation
+
 
 log = logging.getLogger("tiltyard.api")
 
@@ -72,11 +73,19 @@ _PENDING = _Pending()
 
 
 class IdempotentRequests:
-    """The requests with a key of one process; `pool` runs the writes of their records."""
+    """The requests with a key of one process, and their leases; `pool` runs the writes of their records."""
 
     def __init__(self, services: Services, pool: Executor) -> None:
-        self._leases = Leases(services, pool)
-        self.close = self._leases.close
+        self.store = services.store
+        self.pool = pool
+        self.owner = uuid.uuid4().hex
+        self.lease_ms = int(services.settings.repeat_lease * 1000)
+        self.retention_ms = services.settings.repeat_memory * 1000
+        self._requests: dict[str, IdempotentRequest] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._report = services.outage_log.report
+        self._lease: Lease | None = None
+        """All of them as one, renewed in one statement."""
 
     def open(
         self,
@@ -91,19 +100,55 @@ class IdempotentRequests:
 
         Raises InvalidInputError for a header Idempotency-Key that is too long.
         """
-        if not self._leases.retention_ms:
+        if not self.retention_ms:
             return None
         key = read_key(handler, scope, headers, principal, is_lancedb)
-        return None if key is None else IdempotentRequest(self._leases, key, operation, handler)
+        return None if key is None else IdempotentRequest(self, key, operation, handler)
+
+    def attended(self) -> list[str]:
+        """Return the ids of requests that run here and whose clients are still there: none of them is retried yet."""
+        return [id_ for id_, request in list(self._requests.items()) if not request.has_client_left]
+
+    def add(self, id_: str, request: IdempotentRequest) -> None:
+        """Renew the lease of a request from now on."""
+        self._requests[id_] = request
+
+    def remove(self, id_: str, request: IdempotentRequest) -> None:
+        """Renew a lease no longer, unless a repeat of the request holds it by now."""
+        if self._requests.get(id_) is request:
+            del self._requests[id_]
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine in the background of a response, on the event loop."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def keep(self) -> None:
+        """Renew leases from now on: a request may have to wait for a thread before it has one. For the event loop."""
+        if self._lease is None:
+            self._lease = Lease("requests", self._renew, self.lease_ms, report=self._report)
+
+    def close(self) -> None:
+        """Renew no lease any more."""
+        if self._lease is not None:
+            self._lease.close()
+
+    def _renew(self) -> None:
+        """Renew the leases of these requests alone: a claim without one was lost on its way from the catalog."""
+        if ids := list(self._requests):
+            self.store.renew_request_leases(self.owner, self.lease_ms, ids)
 
 
-class IdempotentRequest(LeasedRequest):
+class IdempotentRequest:
     """Run a request with a key once; replay the stored response to its repeats."""
 
-    def __init__(self, leases: Leases, key: RequestKey, operation: Operation, handler: Handler) -> None:
+    has_client_left = False
+
+    def __init__(self, requests: IdempotentRequests, key: RequestKey, operation: Operation, handler: Handler) -> None:
         self._is_settled = False
-        self._leases = leases
-        self._store = leases.store
+        self._requests = requests
+        self._store = requests.store
         self._key = key
         self._operation = operation
         self._handler = handler
@@ -121,7 +166,7 @@ class IdempotentRequest(LeasedRequest):
         self._body, self._request = body, request
         loop = asyncio.get_running_loop()
         deadline, pause = loop.time() + PATIENCE_SECONDS, FIRST_PAUSE_SECONDS
-        self._leases.keep()
+        self._requests.keep()
         while (response := await loop.run_in_executor(pool, self._attempt, ctx, work)) is _PENDING:
             if loop.time() > deadline:
                 self._give_up()
@@ -142,14 +187,14 @@ class IdempotentRequest(LeasedRequest):
     def settle(self, status: int, body: bytes, acknowledged: bool) -> None:
         """Store the response while it is sent: a repeat that comes before that waits."""
         self._is_settled = True
-        self._leases.spawn(self._settle(status, body, acknowledged))
+        self._requests.spawn(self._settle(status, body, acknowledged))
 
     async def _settle(self, status: int, body: bytes, acknowledged: bool) -> None:
         await self._in_pool(self._finish, status, body.decode(), acknowledged)
 
     def watch_client(self, disconnect: Coroutine[Any, Any, None]) -> None:
         """Record when the client leaves, which `disconnect` waits for."""
-        self._leases.spawn(self._watch_client(disconnect))
+        self._requests.spawn(self._watch_client(disconnect))
 
     async def _watch_client(self, disconnect: Coroutine[Any, Any, None]) -> None:
         await disconnect
@@ -162,13 +207,13 @@ class IdempotentRequest(LeasedRequest):
         if self._record is not None:
             self.settle(replay.status, replay.body, acknowledged)
         elif not acknowledged:
-            self._leases.spawn(self._record_unacknowledged(replay))
+            self._requests.spawn(self._record_unacknowledged(replay))
 
     async def _record_unacknowledged(self, replay: Replay) -> None:
         await self._in_pool(self._store.acknowledge_request, replay.id, False)
 
     async def _in_pool(self, function: Callable[..., Any], *arguments: Any) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._leases.pool, function, *arguments)
+        await asyncio.get_running_loop().run_in_executor(self._requests.pool, function, *arguments)
 
     # What follows runs in threads.
 
@@ -193,7 +238,7 @@ class IdempotentRequest(LeasedRequest):
             raise
 
     def _new_request(self) -> NewRequest:
-        leases = self._leases
+        leases = self._requests
         return NewRequest(
             self._key.id, self._key.scope, self._fingerprint(), leases.owner, leases.lease_ms, leases.retention_ms
         )
@@ -248,7 +293,7 @@ class IdempotentRequest(LeasedRequest):
             return None
         new = structs.replace(self._new_request(), fingerprint=fingerprint)
         match = self._store.claim_unacknowledged_request(
-            new, RETRY_WINDOW_MS, self._leases.attended(), record.created_at
+            new, RETRY_WINDOW_MS, self._requests.attended(), record.created_at
         )
         if match is None:
             return None
@@ -262,15 +307,15 @@ class IdempotentRequest(LeasedRequest):
 
     def _take_over(self, ctx: Context, record: RequestRecord, twin: RequestRecord) -> Any:
         """Return the response of an interrupted twin, and hold its record; None if it has not committed."""
-        self._leases.add(twin.id, self)
+        self._requests.add(twin.id, self)
         try:
             response = self._recovered(ctx, twin)
         except BaseException:
-            self._leases.remove(twin.id, self)
+            self._requests.remove(twin.id, self)
             self._store.release_request(twin.claim)
             raise
         if response is None:
-            self._leases.remove(twin.id, self)
+            self._requests.remove(twin.id, self)
             self._store.discard_request(twin.claim)
             return None
         self._discard(record.claim)
@@ -298,7 +343,7 @@ class IdempotentRequest(LeasedRequest):
     def _hold(self, record: RequestRecord) -> None:
         """Hold a record that this request has claimed."""
         self._record = record
-        self._leases.add(record.id, self)
+        self._requests.add(record.id, self)
         if self.has_client_left:
             self._record_disconnect()
 
@@ -312,7 +357,7 @@ class IdempotentRequest(LeasedRequest):
 
     def _discard(self, claim: RequestClaim) -> None:
         self._record = None
-        self._leases.remove(claim.id, self)
+        self._requests.remove(claim.id, self)
         self._store.discard_request(claim)
 
     def _give_up(self) -> None:
@@ -329,14 +374,14 @@ class IdempotentRequest(LeasedRequest):
         except LanceNamespaceError as error:
             log.warning("cannot store the response to request %s: %s", record.id, error)
         finally:
-            self._leases.remove(record.id, self)
+            self._requests.remove(record.id, self)
 
     def _fail(self, error: BaseException) -> None:
         """Let a repeat start afresh; or, where something may have been committed, look for that first."""
         record, self._record = self._record, None
         if record is None:
             return
-        self._leases.remove(record.id, self)
+        self._requests.remove(record.id, self)
         try:
             if _is_refusal(error) and record.attempts == 1:
                 self._store.discard_or_release_request(record.claim)

@@ -177,7 +177,7 @@ def _add_columns(ctx: Context, fields: Fields) -> Fields:
         return fields
     try:
         schema = read_schema(fields["arrow"])
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise InvalidInputError(f"The body is not an Arrow schema: {error}") from error
     return {"new_columns": [], "schema": msgspec.to_builtins(to_json(schema))}
 

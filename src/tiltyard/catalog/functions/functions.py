@@ -22,8 +22,7 @@ from lance_namespace.errors import (
 
 from tiltyard.access.authorization import caller_rights
 from tiltyard.access.needs import on_namespace, on_parent
-from tiltyard.catalog.functions.pinned_secrets import find_secret_ids, may_have_secrets, read_definition
-from tiltyard.catalog.functions.secrets import find_namespace_id
+from tiltyard.catalog.functions.secrets import find_namespace_id, find_secret_ids, may_have_secrets, read_definition
 from tiltyard.model.branches import Branch
 from tiltyard.model.columns.computed_columns import FunctionDeclaration, read_declaration
 from tiltyard.model.functions import Definition, check_function_name, parse_definition
@@ -31,7 +30,7 @@ from tiltyard.model.ids import Id, namespace_id, table_id
 from tiltyard.model.jobs import job_result
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.operations import PoolName, operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.roots import FUNCTIONS_FOLDER
@@ -170,7 +169,7 @@ def list_functions(ctx: Context, request: models.ListFunctionsRequest) -> models
         f"functions {parent_id}",
         request.page_token,
         request.limit,
-        lambda after, count: ctx.store.list_functions(parent_id, tuple(after) if after else None, count),
+        lambda after, count: ctx.store.list_functions(parent_id, after, count),
         lambda record: (record.name, record.version),
     )
     entries = [

@@ -20,14 +20,14 @@ from lance_namespace.errors import (
 from tiltyard.access.authorization import authorize_server
 from tiltyard.access.needs import OWN_JOB, on_table
 from tiltyard.catalog.functions.functions import function_not_found, read_source
-from tiltyard.catalog.functions.pinned_secrets import read_definition, read_secrets
+from tiltyard.catalog.functions.secrets import read_definition, read_secrets
 from tiltyard.catalog.jobs.authorization import authorize_submitter, job_submitter
 from tiltyard.catalog.transactions import transaction_id
 from tiltyard.model.branches import Branch
 from tiltyard.model.columns.computed_columns import FunctionDeclaration, read_declaration
 from tiltyard.model.ids import Id, table_id
 from tiltyard.model.operations import operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 from tiltyard.store import FragmentErrors
 from tiltyard.store.access.grants import NAMESPACE
@@ -44,7 +44,7 @@ MAX_LIMIT, DEFAULT_LIMIT = 100_000, 10_000
 _MAX_TEXT_LENGTH = 1000
 
 
-@operation(needs=OWN_JOB, keyed=False)
+@operation(needs=OWN_JOB, keyed=False, while_read_only=True)
 def read_job_function(ctx: Context, request: models.ReadJobFunctionRequest) -> models.ReadJobFunctionResponse:
     """Return the function that computes the column which a job fills, its source and its secrets, to the job's driver.
 
@@ -110,12 +110,12 @@ def _read_secrets(ctx: Context, record: FunctionRecord) -> dict[str, str] | None
     """Decrypt the secrets that a function names, by their variables, for a caller that is a worker."""
     if not read_definition(record).secret_bindings:
         return None
-    if not ctx.principal.administrator:
+    if not ctx.is_unchecked:
         authorize_server(ctx, Privilege.RUN_UDFS.value)
     return read_secrets(ctx, record)
 
 
-@operation(needs=OWN_JOB, audited=False, keyed=False)
+@operation(needs=OWN_JOB, audited=False, keyed=False, while_read_only=True)
 def record_function_errors(
     ctx: Context, request: models.RecordFunctionErrorsRequest
 ) -> models.RecordFunctionErrorsResponse:

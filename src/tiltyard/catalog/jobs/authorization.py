@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from lance_namespace.errors import InvalidTableStateError, NamespaceNotFoundError, TableNotFoundError
 
-from tiltyard.access.authorization import caller_rights
+from tiltyard.access.authorization import allowed_outside, caller_rights
 from tiltyard.access.stored_definitions import Definer
 from tiltyard.model.ids import Id
+from tiltyard.model.jobs import register_in
 from tiltyard.model.modes import TransactionStatus
-from tiltyard.model.principals import SERVER, Principal
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import SERVER, Principal, Privilege
 from tiltyard.store.access.grants import TABLE
 
 if TYPE_CHECKING:
@@ -39,12 +39,7 @@ def job_validator(name: str) -> Callable[[JobValidator], JobValidator]:
 
     It runs when a job is submitted, where its error is the response, and again before the job is started.
     """
-
-    def register(function: JobValidator) -> JobValidator:
-        _VALIDATORS[name] = function
-        return function
-
-    return register
+    return register_in(_VALIDATORS, name)
 
 
 def validate_arguments(ctx: Context, name: str, table: Id, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -96,7 +91,9 @@ def visible_job_table(ctx: Context, record: TransactionRecord) -> tuple[Id, str]
         rights = caller_rights(ctx)
         if not rights.on_table(table.id, table.namespace_id) or rights.effective_policy(table.id) is not None:
             return None
-    return None if path is None else (Id(path), table.location)
+    if path is None or not allowed_outside(ctx, TABLE, [path])[0]:
+        return None
+    return Id(path), table.location
 
 
 def _job_table(ctx: Context, table_id: int) -> TableRecord:
@@ -141,7 +138,7 @@ def authorize_definer(own: Context, submitter: Definer, path: Id, table: TableRe
     `own` is the context of whoever submits the job, or has scheduled it. Raises PermissionDeniedError,
     NamespaceNotFoundError.
     """
-    if own.principal.administrator:
+    if own.is_unchecked:
         return
     if not path:
         submitter.authorize_server(own, required)

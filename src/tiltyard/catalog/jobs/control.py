@@ -77,7 +77,7 @@ def list_all_jobs(ctx: Context, request: models.ListAllJobsRequest) -> models.Li
         f"all jobs {request.table} {request.job_type} {request.state}",
         request.page_token,
         request.limit,
-        lambda before, count: filtered_lists.list_all_jobs(ctx, matching, tuple(before) if before else None, count),
+        lambda before, count: filtered_lists.list_all_jobs(ctx, matching, before, count),
         lambda record: (record.created_at, record.id),
     )
     return models.ListAllJobsResponse(jobs=[_summary(record, ctx.clock()) for record in records], page_token=token)
@@ -156,7 +156,7 @@ def _failure(record: TransactionRecord, now: int) -> models.JobFailure | None:
     )
 
 
-@operation(needs=ALTER_JOB)
+@operation(needs=ALTER_JOB, while_read_only=True)
 def cancel_job(ctx: Context, request: models.CancelJobRequest) -> models.CancelJobResponse:
     """Cancel a job; one that has ended stays as it is. Raises TransactionNotFoundError."""
 
@@ -168,7 +168,7 @@ def cancel_job(ctx: Context, request: models.CancelJobRequest) -> models.CancelJ
     return models.CancelJobResponse(job_state=job_state(record, ctx.clock()))
 
 
-@operation(needs=ALTER_JOB)
+@operation(needs=ALTER_JOB, while_read_only=True)
 def pause_job(ctx: Context, request: models.PauseJobRequest) -> models.PauseJobResponse:
     """Pause a job: no worker claims it until it is resumed, and a driver that runs it releases it at a checkpoint.
 

@@ -36,7 +36,7 @@ from tiltyard.model.ids import Id, table_id
 from tiltyard.model.jobs import ENDLESS_JOBS, exclusive_run_key, pipeline_jobs
 from tiltyard.model.modes import TransactionStatus, parse_mode
 from tiltyard.model.operations import always, operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.settings.spark_properties import check_spark_properties
 from tiltyard.model.spec import models
 from tiltyard.runtime.lease import MAX_LEASE_MS, UNKNOWN_HOLDER_LEASE_MS
@@ -250,7 +250,7 @@ def claim_next(ctx: Context, owner: str, lease_ms: int, names: Sequence[str]) ->
     return None
 
 
-@operation(needs=OWN_JOB, audited=False, keyed=False)
+@operation(needs=OWN_JOB, audited=False, keyed=False, while_read_only=True)
 def beat_job(ctx: Context, request: models.BeatJobRequest) -> models.BeatJobResponse:
     """Extend the lease, and add `properties` to those of the transaction; the driver goes on if it is Running.
 
@@ -282,7 +282,7 @@ def _denial(ctx: Context, job_id: str) -> str:
     return ""
 
 
-@operation(needs=OWN_JOB, audited=False, keyed=False)
+@operation(needs=OWN_JOB, audited=False, keyed=False, while_read_only=True)
 def keep_job_part(ctx: Context, request: models.KeepJobPartRequest) -> models.KeepJobPartResponse:
     """Save a checkpoint until the job has succeeded: a part of it that is done. One of the same name is replaced.
 
@@ -309,7 +309,7 @@ def list_job_parts(ctx: Context, request: models.ListJobPartsRequest) -> models.
     return models.ListJobPartsResponse(parts=dict(parts), page_token=token)
 
 
-@operation(needs=OWN_JOB)
+@operation(needs=OWN_JOB, while_read_only=True)
 def finish_job(ctx: Context, request: models.FinishJobRequest) -> models.FinishJobResponse:
     """Record how the owner's job ended: Succeeded, Failed, or Queued for another attempt, not before `wait_millis`.
 
@@ -346,7 +346,7 @@ def list_jobs(ctx: Context, request: models.ListJobsRequest) -> models.ListJobsR
         f"jobs {request.name} {status}",
         request.page_token,
         request.limit,
-        lambda before, count: filtered_lists.list_jobs(ctx, matching, tuple(before) if before else None, count),
+        lambda before, count: filtered_lists.list_jobs(ctx, matching, before, count),
         lambda record: (record.created_at, record.id),
     )
     return models.ListJobsResponse(jobs=[to_entry(ctx, record) for record in records], page_token=token)

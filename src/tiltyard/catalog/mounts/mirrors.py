@@ -15,7 +15,7 @@ from tiltyard.catalog.mounts.mirror_sync import try_sync
 from tiltyard.catalog.mounts.mounts import checked_settings
 from tiltyard.model.ids import Id, check_name, namespace_id
 from tiltyard.model.operations import PoolName, operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 from tiltyard.mounts import open_catalog
 

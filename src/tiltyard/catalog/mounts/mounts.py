@@ -19,7 +19,7 @@ from tiltyard.access.needs import on_server
 from tiltyard.model.ids import Id, check_composed, namespace_id
 from tiltyard.model.modes import CreateMode
 from tiltyard.model.operations import PoolName, operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.settings.mounts import DEFAULT_CACHE_AGE_SECONDS, MAX_CACHE_AGE_SECONDS, parse_mount, secret_problem
 from tiltyard.model.spec import models
 from tiltyard.mounts import check_settings, open_catalog
@@ -111,8 +111,8 @@ def list_mounts(ctx: Context, request: models.ListMountsRequest) -> models.ListM
     ctx.services.mounts.refresh()
     mounts = ctx.services.mounts.all()
 
-    def fetch(after: list[str] | None, count: int) -> list[Mount]:
-        return [mount for mount in mounts if after is None or mount.path > tuple(after)][:count]
+    def fetch(after: tuple[str, ...] | None, count: int) -> list[Mount]:
+        return [mount for mount in mounts if after is None or mount.path > after][:count]
 
     page, token = ctx.paging.fetch_page("mounts", request.page_token, request.limit, fetch, lambda mount: mount.path)
     return models.ListMountsResponse(mounts=[_entry(mount) for mount in page], page_token=token)

@@ -15,7 +15,7 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.access.authorization import caller_rights
+from tiltyard.access.authorization import allowed_outside, caller_rights
 from tiltyard.access.needs import creator_for
 from tiltyard.context import Context
 from tiltyard.model.ids import Id, is_name, namespace_id
@@ -23,6 +23,7 @@ from tiltyard.model.modes import CreateMode, DropBehavior, DropMode, parse_mode
 from tiltyard.model.paging import page_size
 from tiltyard.model.spec import models
 from tiltyard.mounts.catalog_errors import MalformedAnswerError
+from tiltyard.store.access.grants import NAMESPACE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,6 +94,8 @@ def drop_namespace(
             f"A namespace in a {mount.kind} catalog is not dropped with its content: drop that first, one by one."
         )
     try:
+        path, is_approved = namespace_id(request.id), ctx.approval is not None
+        ctx.store.check_removable(ctx.find_namespace(path).id, 0, f"the namespace {path}", approved=is_approved)
         response = models.DropNamespaceResponse(properties=dict(mount.drop_namespace(below)))
     except NamespaceNotFoundError:
         if mode is not DropMode.SKIP:
@@ -126,13 +129,14 @@ def list_page(
     fetch: Callable[[int, str | None], NamePage],
     visible: Callable[[int], list[str]],
     keep: Callable[[str], bool] | None = None,
+    kind: str = NAMESPACE,
 ) -> tuple[list[str], str | None]:
     """Return one page of names in a namespace of another catalog, and our token of the next one; None on the last.
 
-    `fetch` returns a page of the other catalog, `visible` the names in a namespace that a caller may see who has no
-    grant on it, and `keep` says which of those are asked for. A page has fewer names than were asked for where most
-    are left out: its token goes on behind them. Names that nothing here can have are left out; CheckMount has them.
-    Raises MalformedAnswerError where the other catalog repeats a page.
+    `fetch` returns a page of the other catalog, with objects of a `kind`, `visible` the names in a namespace that a
+    caller may see who has no grant on it, and `keep` says which of those are asked for. A page has fewer names than
+    were asked for where most are left out: its token goes on behind them. Names that nothing here can have are left
+    out; CheckMount has them. Raises MalformedAnswerError where the other catalog repeats a page.
     """
     is_seen = None
     if not ctx.principal.administrator:
@@ -145,6 +149,8 @@ def list_page(
     for _ in range(MAX_CALLS):
         page = fetch(size - len(names), after)
         possible = [name for name in page.names if _can_be_name(name) and (is_seen is None or is_seen(name))]
+        are_allowed = allowed_outside(ctx, kind, [(*path, name) for name in possible])
+        possible = [name for name, is_allowed in zip(possible, are_allowed, strict=True) if is_allowed]
         names += possible if keep is None else filter(keep, possible)
         if page.next_token is not None and page.next_token == after:
             raise MalformedAnswerError("The other catalog's list does not end: it repeats a page.")

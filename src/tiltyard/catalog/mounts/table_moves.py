@@ -6,14 +6,17 @@ A table is in one of the two catalogs at every moment, or in both for a moment, 
   between this catalog has the table, and the entry is refused below the mount, since its location is taken.
 - Into the other one: an entry is added there, which is refused likewise; then the record becomes one of the mount's.
 
-Called again, it goes on where it was killed. The record keeps its id, and so its grants, policies, versions, jobs and
-lineage. A copy gets the grants and policies in the transaction that adds it, and the table copied as its lineage.
+Called again, it goes on where it was killed. One call moves a table at a time, whichever way, so that none removes the
+entry on which another relies: each has the table's turn, a lease in this catalog (`models/table_move.pml`). The record
+keeps its id, and so its grants, policies, versions, jobs and lineage. A copy gets the grants and policies in the
+transaction that adds it, and the table copied as its lineage.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from lance_namespace.errors import (
     ConcurrentModificationError,
@@ -29,16 +32,18 @@ from tiltyard.catalog.mounts.mounts import ADMINISTRATORS
 from tiltyard.model.branches import MAIN
 from tiltyard.model.ids import Id, table_id
 from tiltyard.model.operations import PoolName, operation
-from tiltyard.model.privileges import privilege_names, with_implied
+from tiltyard.model.principals import privilege_names, with_implied
 from tiltyard.model.spec import models
 from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.runtime.lease import MAX_LEASE_MS
 from tiltyard.store.access.grants import TABLE
 from tiltyard.tables.commits.finalizing import finalize_pending
+from tiltyard.tables.turns import hold_turn
 from tiltyard.tables.versions.clone import add_clone, add_copy_lineage, copy_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
 
     from tiltyard.context import Context
     from tiltyard.mounts import MountedTable
@@ -47,6 +52,8 @@ if TYPE_CHECKING:
 
 COPIED_FROM = "tiltyard.copied_from"
 """The property of a copy: the location of the table that it is a copy of."""
+MOVES = "#moves"
+"""The name of the turn of moves of a table."""
 
 
 def import_table(ctx: Context, request: models.MoveTableRequest, mount: Mount, below: Id) -> models.MoveTableResponse:
@@ -61,15 +68,15 @@ def import_table(ctx: Context, request: models.MoveTableRequest, mount: Mount, b
     if request.copy:
         return _copy(ctx, request, ctx.find_table(path), new_path)
     _, location = mount.read_entry(below)
-    moved = _find_at(ctx, new_path, location)
-    was_moved_before = moved is not None
-    if moved is None:
-        moved = _take(ctx, request, ctx.find_table(path), new_path)
-    if not request.keep_entry:
-        reach(Point.BETWEEN_CATALOGS)
-        with suppress(TableNotFoundError):
-            if mount.read_entry(below)[1] == moved.location:  # nobody has made it another table's meanwhile
-                mount.remove_entry(below)
+    record = _find_at(ctx, new_path, location) or ctx.find_table(path)
+    with _hold_moves(ctx, record):
+        moved = _find_at(ctx, new_path, record.location)
+        was_moved_before = moved is not None
+        if moved is None:
+            moved = _take(ctx, request, record, new_path)
+        if not request.keep_entry:
+            reach(Point.BETWEEN_CATALOGS)
+            _remove_entry_of(mount, below, moved.location)
     return _respond(ctx, new_path, moved, was_moved_before=was_moved_before)
 
 
@@ -81,7 +88,7 @@ def move_table(ctx: Context, request: models.MoveTableRequest) -> models.MoveTab
     NamespaceNotFoundError, TableNotFoundError, TableAlreadyExistsError, InvalidInputError (wider access, an enforced
     primary key, a location that the other catalog or this one does not take, no mount), UnsupportedOperationError (a
     catalog that chooses locations itself), PermissionDeniedError (a location outside the server's roots, or the
-    mount's), ConcurrentModificationError (written or dropped meanwhile), what the other catalog raises.
+    mount's), ConcurrentModificationError (written, dropped or moved meanwhile), what the other catalog raises.
     """
     path, new_path = table_id(request.id), table_id(request.new_id)
     target = ctx.services.mounts.find(new_path)
@@ -96,20 +103,31 @@ def move_table(ctx: Context, request: models.MoveTableRequest) -> models.MoveTab
     if record.contract is not None:
         raise InvalidInputError(f"{path} has a contract, which holds in this catalog only: drop the contract first.")
     mount.check_allowed(record.location)
+    ctx.store.check_removable(record.namespace_id, record.id, f"the table {path}")
     allow_wider = bool(request.allow_wider_access)
     namespace = ctx.find_namespace(new_path.parent).id
     _check_access(ctx.store, record.id, record.namespace_id, namespace, allow_wider=allow_wider)
-    managed = mount.record.managed
-    if not managed:  # a job records its commits to a table that is not managed, too
+    if not mount.record.managed:  # a job records its commits to a table that is not managed, too
         finalize_pending(ctx, record.id)
         ctx.services.commit_log.flush()
+    with _hold_moves(ctx, record):
+        response = _give(ctx, mount, below, record, new_path, allow_wider=allow_wider)
+    ctx.rights_cache.refresh_next()
+    return response
+
+
+def _give(
+    ctx: Context, mount: Mount, below: Id, record: TableRecord, new_path: Id, *, allow_wider: bool
+) -> models.MoveTableResponse:
+    """Add an entry to the other catalog, and make the record of this one the mount's. Raises as `move_table` does."""
+    managed = mount.record.managed
     reach(Point.BEFORE_RECORD)
     entry, is_new = _find_or_add_entry(mount, below, record)
     reach(Point.BETWEEN_CATALOGS)
 
     def work(catalog: UnitOfWork) -> models.MoveTableResponse:
         if not managed and catalog.has_pending_versions(record.id):
-            raise ConcurrentModificationError(f"{path} is being written: try again.")
+            raise ConcurrentModificationError(f"{record.name} is being written: try again.")
         catalog.give_to_mount(record, mount.id, entry.stable_id, managed=managed)
         catalog.move_mounted_table(mount.id, below, record.location, record.id)
         namespace = catalog.table_by_id(record.id).namespace_id
@@ -119,13 +137,23 @@ def move_table(ctx: Context, request: models.MoveTableRequest) -> models.MoveTab
         )
 
     try:
-        response = ctx.transact(work)
+        return ctx.transact(work)
     except (ConcurrentModificationError, InvalidInputError):  # nothing was written, for certain
         if is_new:
-            mount.remove_entry(below)
+            _remove_entry_of(mount, below, record.location)
         raise
-    ctx.rights_cache.refresh_next()
-    return response
+
+
+def _hold_moves(ctx: Context, record: TableRecord) -> AbstractContextManager[None]:
+    """Hold the turn of a table's moves during a block. Raises TooBusyError, TableNotFoundError."""
+    return hold_turn(ctx, record, MOVES, f"move {uuid4().hex}", "the move")
+
+
+def _remove_entry_of(mount: Mount, below: Id, location: str) -> None:
+    """Remove an entry of the other catalog, unless it has been made another table's meanwhile, or is gone."""
+    with suppress(TableNotFoundError):
+        if mount.read_entry(below)[1] == location:
+            mount.remove_entry(below)
 
 
 def _find_or_add_entry(mount: Mount, below: Id, record: TableRecord) -> tuple[MountedTable, bool]:
@@ -161,6 +189,7 @@ def _take(ctx: Context, request: models.MoveTableRequest, record: TableRecord, n
     reach(Point.BEFORE_RECORD)
 
     def work(catalog: UnitOfWork) -> TableRecord:
+        catalog.check_removable(record.namespace_id, record.id, f"the table {new_path}")
         moved = catalog.take_from_mount(record, new_path, record.properties, declared=not has_data)
         allow_wider = bool(request.allow_wider_access)
         _keep_access(ctx, catalog, moved.id, record.namespace_id, moved.namespace_id, allow_wider=allow_wider)

@@ -30,6 +30,7 @@ from tiltyard.model.modes import RegisterMode, TransactionStatus, parse_mode
 from tiltyard.model.spec import models
 from tiltyard.mounts.catalog_errors import MalformedAnswerError
 from tiltyard.store import DROP_MOUNTED_TABLE, DROPPED, TableRecord, UnitOfWork
+from tiltyard.store.access.grants import TABLE
 from tiltyard.tables.commits.finalizing import finalize_pending
 from tiltyard.tables.credentials import storage_options
 from tiltyard.tables.name_conflicts import prefer_name_conflict
@@ -160,7 +161,7 @@ def list_tables(ctx: Context, request: models.ListTablesRequest, mount: Mount, b
     names, token = list_page(
         ctx, path, f"tables below the mount in {path}", request.page_token, request.limit,
         lambda limit, after: mount.list_tables(below, limit, after), visible,
-        has_data if request.include_declared is False else None,
+        has_data if request.include_declared is False else None, TABLE,
     )  # fmt: skip
     return models.ListTablesResponse(tables=names, page_token=token)
 
@@ -178,6 +179,8 @@ def rename_table(
     target = ctx.services.mounts.find(new_path)
     if target is None or target[0].id != mount.id:
         raise _between_catalogs()
+    record = ctx.find_table(path)
+    ctx.store.check_move(record.id, record.namespace_id, ctx.find_namespace(new_path.parent).id, f"the table {path}")
     mount.rename_table(below, target[1], ctx.find_table(path))
     return ctx.store_response(models.RenameTableResponse())
 
@@ -207,6 +210,7 @@ def deregister_table(
     except (InvalidTableStateError, PermissionDeniedError):  # of the location: authorization has raised it for others
         removed = mount.remove_entry(below)
         return ctx.store_response(models.DeregisterTableResponse(id=list(path), location=removed.location))
+    ctx.store.check_removable(record.namespace_id, record.id, f"the table {path}", approved=ctx.approval is not None)
     if record.managed:  # what was committed here has to be found in the storage from now on
         finalize_pending(ctx, record.id, recent=False)
     mount.deregister_table(below, record.id)
@@ -225,6 +229,7 @@ def drop_table(ctx: Context, request: models.DropTableRequest, mount: Mount, bel
     path = table_id(request.id)
     record, keep_ms = ctx.find_table(path), ctx.settings.retention_ms
     location = record.location
+    ctx.store.check_removable(record.namespace_id, record.id, f"the table {path}", approved=ctx.approval is not None)
     if ctx.store.overlaps_tables(location):
         raise InvalidInputError("The table's folder holds, or is in, that of another table: deregister it instead.")
     names = ctx.storage.files(location).list_names(location)

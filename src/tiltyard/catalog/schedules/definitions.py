@@ -12,8 +12,7 @@ from tiltyard.catalog.jobs.authorization import authorize_definer, submitter_pay
 from tiltyard.catalog.jobs.submission import NewJob, check_job_name, find_job_parent, find_job_table
 from tiltyard.model.ids import Id
 from tiltyard.model.jobs import ENDLESS_JOBS
-from tiltyard.model.principals import Principal
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Principal, Privilege
 from tiltyard.model.schedules import Timing
 from tiltyard.model.settings.spark_properties import check_spark_properties
 from tiltyard.store.access.grants import NAMESPACE, TABLE

@@ -1,4 +1,4 @@
-"""Operations on schedules: create, describe, list, alter, pause, drop them, and run one now."""
+"""Operations on schedules: create, describe, list, alter, pause, drop them, and run one now; and what they need."""
 
 from __future__ import annotations
 
@@ -6,9 +6,24 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, UnsupportedOperationError
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InvalidInputError,
+    NamespaceNotFoundError,
+    PermissionDeniedError,
+    TableNotFoundError,
+    UnsupportedOperationError,
+)
 
-from tiltyard.access.authorization import authorize_table
+from tiltyard.access.authorization import (
+    authorize_namespace,
+    authorize_table,
+    caller_rights,
+    is_allowed_outside,
+    missing_privileges,
+    require_decision,
+)
+from tiltyard.access.needs import LIST_ALL_JOBS, SUBMIT_JOB
 from tiltyard.catalog.functions.secrets import find_namespace_id
 from tiltyard.catalog.jobs.submission import find_job_table, to_entry
 from tiltyard.catalog.schedules.definitions import (
@@ -21,18 +36,9 @@ from tiltyard.catalog.schedules.definitions import (
     source_ids,
     without_refusal,
 )
-from tiltyard.catalog.schedules.needs import (
-    ALTER_SCHEDULE,
-    CREATE_SCHEDULE,
-    DESCRIBE_SCHEDULE,
-    LIST_SCHEDULES,
-    find_schedule,
-    may_describe,
-    schedule_not_found,
-)
 from tiltyard.model.ids import Id, parse_id, table_id
-from tiltyard.model.operations import operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.operations import Needs, operation
+from tiltyard.model.principals import Privilege, privilege_names
 from tiltyard.model.schedules import parse_timing
 from tiltyard.model.spec import models
 from tiltyard.store import RunKeyTakenError
@@ -46,6 +52,87 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.model.schedules import Timing
     from tiltyard.store import ScheduleRecord, TransactionRecord, UnitOfWork
+
+
+def schedule_not_found(path: Id) -> TableNotFoundError:
+    """Create the error for a schedule that does not exist."""
+    return TableNotFoundError(f"Schedule not found: {path}")
+
+
+def find_schedule(ctx: Context, path: Id) -> ScheduleRecord:
+    """Return a schedule. Raises NamespaceNotFoundError, TableNotFoundError (there is no such schedule)."""
+    record = ctx.store.find_schedule(ctx.store.describe_namespace(path.parent).id, path.name)
+    if record is None:
+        raise schedule_not_found(path)
+    return record
+
+
+def privileges_on(ctx: Context, record: ScheduleRecord) -> int:
+    """Return the caller's privileges on the table of a schedule's job; without one, those on the whole server.
+
+    0 where policies of the table bind the caller, who must not see what is done to it.
+    """
+    rights = caller_rights(ctx)
+    if record.table_id is None:
+        return rights.server
+    try:
+        table = ctx.store.table_by_id(record.table_id)
+        if rights.effective_policy(table.id) is not None:
+            return 0
+    except (TableNotFoundError, PermissionDeniedError):  # it was dropped; or a policy that cannot be parsed binds
+        return 0
+    return rights.on_table(table.id, table.namespace_id)
+
+
+def may_describe(ctx: Context, record: ScheduleRecord) -> bool:
+    """Return whether the caller may describe a schedule: as DescribeJob has it of the schedule's jobs."""
+    is_own = ctx.principal.administrator or record.definer.get("name") == ctx.principal.name
+    if not is_own and not privileges_on(ctx, record) & Privilege.RUN_UDFS:
+        return False
+    return record.table_id is None or is_allowed_outside(ctx, TABLE, record.table_id, Privilege.RUN_UDFS.value)
+
+
+def _definer_or(required: Privilege) -> Needs:
+    """Need to be the definer of the schedule that the request names, or a privilege on the table of its job."""
+    name = privilege_names(required.value)[0]
+
+    def authorize(ctx: Context, request: Any) -> Context:
+        path = table_id(request.id)
+        try:
+            record = find_schedule(ctx, path)
+        except (NamespaceNotFoundError, TableNotFoundError):
+            authorize_namespace(ctx, path.parent, 0)  # a namespace that the caller cannot see is missing, too
+            raise
+        if record.definer.get("name") != ctx.principal.name:
+            bits = privileges_on(ctx, record)
+            if not bits:
+                authorize_namespace(ctx, path.parent, 0)
+                raise schedule_not_found(path)
+            if bits & required != required:
+                raise missing_privileges(required & ~bits, "the table of the schedule's job")
+        if record.table_id is not None and (table := ctx.store.object_path(TABLE, record.table_id)) is not None:
+            require_decision(ctx, TABLE, table, required.value)
+        return ctx
+
+    return Needs(f"to be its definer, or `{name}` on its job's table", authorize)
+
+
+def _create_schedule(ctx: Context, request: Any) -> Context:
+    path = table_id(request.id)
+    parent_id = authorize_namespace(ctx, path.parent, Privilege.CREATE.value)
+    SUBMIT_JOB.authorize(ctx, request)
+    return ctx.with_resolved({}, {path.parent: parent_id})
+
+
+CREATE_SCHEDULE = Needs(
+    "`create` on the schedule's namespace, what SubmitJob needs, `read` on the tables of `on_commit`", _create_schedule
+)
+DESCRIBE_SCHEDULE = _definer_or(Privilege.RUN_UDFS)
+ALTER_SCHEDULE = _definer_or(Privilege.ALTER)
+LIST_SCHEDULES = Needs(
+    "nothing: the caller's own schedules, and those on whose job's table it has `run_udfs`", LIST_ALL_JOBS.authorize
+)
+
 
 MAX_SOURCES = 20
 """The greatest number of tables whose commits start a schedule's job."""
@@ -106,8 +193,8 @@ def list_schedules(ctx: Context, request: models.ListSchedulesRequest) -> models
     """
     about = None if request.table is None else find_table(ctx, table_id(parse_id(request.table))).id
 
-    def fetch(after: Sequence[Any] | None, count: int) -> list[ScheduleRecord]:
-        records = ctx.store.list_schedules(tuple(after) if after else None, MAX_SCHEDULES)
+    def fetch(after: tuple[int, str] | None, count: int) -> list[ScheduleRecord]:
+        records = ctx.store.list_schedules(after, MAX_SCHEDULES)
         return [each for each in records if about in (None, each.table_id) and may_describe(ctx, each)][:count]
 
     records, token = ctx.paging.fetch_page(
@@ -292,6 +379,6 @@ def _find_sources(ctx: Context, names: Sequence[Sequence[str]] | None, job: str,
             raise UnsupportedOperationError(
                 f"{path} is below a mount, whose commits are not noted here: give cron or every_seconds."
             )
-    if ctx.principal.administrator:
+    if ctx.is_unchecked:
         return [find_table(ctx, path).id for path in paths]
     return [authorize_table(ctx, path, Privilege.READ.value).id for path in paths]

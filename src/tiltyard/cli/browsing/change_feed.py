@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from tiltyard.cli.browsing.rows import columns_option, parse_columns
-from tiltyard.cli.output.formats import OutputFormat, format_option
+from tiltyard.cli.options import limit_option
+from tiltyard.cli.output.formats import OutputFormat, format_option, print_rows
 from tiltyard.cli.session.ids import TABLE, TypedId
 from tiltyard.cli.session.target import CatalogTarget, defer_imports, opened_catalog, target_options
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 @click.option("--on", metavar="A,B,…", help="Columns by which a row is the same row; the primary key by default.")
 @columns_option
 @click.option("--branch", help="A branch instead of main.")
-@click.option("-n", "--limit", type=click.IntRange(min=0), metavar="N", help="How many rows; all by default.")
+@limit_option("How many rows; all by default.")
 @format_option
 @target_options
 def changes(
@@ -53,7 +54,6 @@ def changes(
     defer_imports()
     with opened_catalog(target, (table,)):
         from tiltyard.change_feed.reader import read_changes
-        from tiltyard.cli.output.formats import print_rows
         from tiltyard.lake.errors import translate
         from tiltyard.pipeline.catalog_client import table as catalog_table
         from tiltyard.pipeline.table_changes import open_feed

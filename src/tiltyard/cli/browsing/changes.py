@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tiltyard.cli.browsing.confirmation import confirm, yes_option
+from tiltyard.cli.options import confirm, yes_option
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import TABLE, TABLE_OR_NAMESPACE, TypedId
 from tiltyard.cli.session.target import CatalogTarget, catalog_command, defer_imports, opened_catalog, target_options

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tiltyard.cli.output.formats import OutputFormat, format_option
+from tiltyard.cli.output.cells import format_size, format_time
+from tiltyard.cli.output.formats import OutputFormat, format_option, print_record, print_records
 from tiltyard.cli.session.ids import TABLE, TABLE_OR_NAMESPACE, TypedId
 from tiltyard.cli.session.target import catalog_command
+from tiltyard.model.schemas.fields import metadata_texts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,8 +34,6 @@ def show(catalog: Caller, object_id: TypedId, form: OutputFormat) -> None:
       tiltyard show library.books
       tiltyard show library --format json
     """
-    from tiltyard.cli.output.formats import print_record
-
     print_record(describe_object(catalog, object_id, is_readable=form is OutputFormat.TABLE), form)
 
 
@@ -57,8 +57,6 @@ def describe_object(catalog: Caller, object_id: TypedId, *, is_readable: bool) -
 
 def _describe_table(catalog: Caller, table: TypedId, *, is_readable: bool) -> dict[str, Any]:
     from lance_namespace.errors import InvalidTableStateError, PermissionDeniedError
-
-    from tiltyard.cli.output.cells import format_size, format_time
 
     names = list(table)
     described = catalog.call("DescribeTable", id=names, load_detailed_metadata=True)
@@ -145,8 +143,6 @@ def schema(catalog: Caller, table: TypedId, version: str | None, branch: str | N
     Example:
       tiltyard schema library.books --version 3
     """
-    from tiltyard.cli.output.formats import print_records
-
     records = list(schema_records(visible_schema(catalog, table, version, branch)))
     print_records(records, ("column", "type", "nullable", "metadata"), form)
 
@@ -199,7 +195,7 @@ def _field_records(field: pa.Field, prefix: str) -> Iterator[dict[str, Any]]:
     import pyarrow as pa
 
     path = f"{prefix}{field.name}"
-    metadata = {key.decode(): value.decode(errors="replace") for key, value in (field.metadata or {}).items()}
+    metadata = metadata_texts(field.metadata)
     yield {"column": path, "type": str(field.type), "nullable": field.nullable, "metadata": metadata or None}
     kind = field.type
     while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):

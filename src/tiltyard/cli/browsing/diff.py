@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tiltyard.cli.browsing.rows import ALL_ROWS, parse_columns, query
-from tiltyard.cli.output.formats import OutputFormat, format_option
+from tiltyard.cli.options import limit_option
+from tiltyard.cli.output.formats import OutputFormat, batch_records, format_option, print_records
 from tiltyard.cli.session.failures import CommandError
 from tiltyard.cli.session.ids import TABLE, TypedId
 from tiltyard.cli.session.target import catalog_command
@@ -31,15 +32,7 @@ _DIGEST_BYTES = 16
 @click.argument("old")
 @click.argument("new", required=False)
 @click.option("--on", metavar="A,B,…", help="Columns by which a row is the same row; the primary key by default.")
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(min=0),
-    metavar="N",
-    default=20,
-    show_default=True,
-    help="How many rows to show.",
-)
+@limit_option("How many rows to show.", 20)
 @click.option("--schema-only", is_flag=True, help="Compare the columns alone, and read no row.")
 @format_option
 @catalog_command
@@ -66,7 +59,6 @@ def diff(
     """
     from tiltyard.calls.searches import resolve_version
     from tiltyard.cli.browsing.description import primary_key, read_schema
-    from tiltyard.cli.output.formats import print_records
 
     old_schema, new_schema = read_schema(catalog, table, old), read_schema(catalog, table, new)
     records = list(compare_schemas(old_schema, new_schema))
@@ -141,8 +133,6 @@ class RowDifference:
 
     def _add(self, batch: pa.RecordBatch, sign: int) -> None:
         import msgspec
-
-        from tiltyard.cli.output.formats import batch_records
 
         for record in batch_records(batch):
             encoded = msgspec.json.encode(record, enc_hook=str)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tiltyard.cli.output.formats import OutputFormat, format_option
+from tiltyard.cli.output.cells import format_time
+from tiltyard.cli.output.formats import OutputFormat, format_option, print_records
 from tiltyard.cli.session.failures import CommandError, status_of
 from tiltyard.cli.session.ids import IdType, TypedId, format_id
 from tiltyard.cli.session.target import catalog_command
@@ -68,8 +69,6 @@ def lineage(
     """
     from lance_namespace.errors import NamespaceNotFoundError, TableNotFoundError
 
-    from tiltyard.cli.output.formats import print_records
-
     request: dict[str, Any] = {"uri": source}
     if isinstance(source, TypedId):
         request = {"id": list(source), "direction": "downstream" if downstream else "upstream"}
@@ -102,8 +101,6 @@ def _looks_like_file(name: str) -> bool:
 
 
 def _record(edge: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]], *, is_upstream: bool) -> dict[str, Any]:
-    from tiltyard.cli.output.cells import format_time
-
     source, target = nodes[edge["source"]], nodes[edge["target"]]
     millis = edge.get("created_at_millis")
     return {

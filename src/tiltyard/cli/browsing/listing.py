@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tiltyard.cli.output.formats import OutputFormat, format_option
+from tiltyard.cli.output.cells import format_size, printable
+from tiltyard.cli.output.formats import OutputFormat, format_option, print_records
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import TABLE_OR_NAMESPACE, TypedId
 from tiltyard.cli.session.target import catalog_command
@@ -48,8 +49,6 @@ def ls(catalog: Caller, namespace: TypedId, is_long: bool, form: OutputFormat) -
       tiltyard ls -l library --root ./data
       tiltyard ls library --format jsonl | jq -r .id
     """
-    from tiltyard.cli.output.formats import print_records
-
     entries = list(_entries_in(catalog, namespace))
     if not is_long:
         if form is OutputFormat.TABLE:
@@ -58,8 +57,6 @@ def ls(catalog: Caller, namespace: TypedId, is_long: bool, form: OutputFormat) -
             return
         print_records(({"id": str(entry.id), "kind": entry.kind} for entry in entries), ("id", "kind"), form)
         return
-    from tiltyard.cli.output.cells import format_size
-
     records = list(_measure(catalog, entries))
     if form is OutputFormat.TABLE:
         for record in records:
@@ -84,9 +81,6 @@ def tree(catalog: Caller, namespace: TypedId, depth: int | None, form: OutputFor
     Example:
       tiltyard tree --depth 2
     """
-    from tiltyard.cli.output.cells import printable
-    from tiltyard.cli.output.formats import print_records
-
     entries = walk(catalog, namespace, depth)
     if form is not OutputFormat.TABLE:
         records = ({"id": str(entry.id), "kind": entry.kind, "depth": entry.depth} for entry in entries)
@@ -114,9 +108,6 @@ def du(catalog: Caller, namespace: TypedId, depth: int | None, form: OutputForma
     Example:
       tiltyard du library --depth 1
     """
-    from tiltyard.cli.output.cells import format_size
-    from tiltyard.cli.output.formats import print_records
-
     entries = [Entry(namespace, NAMESPACE), *walk(catalog, namespace, None)]
     totals: dict[TypedId, tuple[int, int]] = {}
     for entry, record in zip(entries, _measure(catalog, entries), strict=True):
@@ -200,8 +191,6 @@ def _figures(catalog: Caller, table: TypedId) -> dict[str, Any]:
 
 
 def _printed(entry: Entry) -> str:
-    from tiltyard.cli.output.cells import printable
-
     if not entry.id:
         return "."
     return printable(str(entry.id)) + ("." if entry.kind == NAMESPACE else "")

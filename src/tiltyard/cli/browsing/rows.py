@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tiltyard.cli.output.formats import OutputFormat, format_option
+from tiltyard.cli.options import limit_option
+from tiltyard.cli.output.formats import OutputFormat, format_option, print_rows
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import COLUMN, COLUMNS, TABLE, TypedId
 from tiltyard.cli.session.target import catalog_command
@@ -38,9 +39,7 @@ def columns_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command("head", short_help="Show rows of a table.")
 @click.argument("table", type=TABLE)
-@click.option(
-    "-n", "--limit", type=click.IntRange(min=0), metavar="N", default=10, show_default=True, help="How many rows."
-)
+@limit_option(default=10)
 @columns_option
 @where_option
 @click.option("--order-by", type=COLUMN, metavar="COLUMN", help="Order by a column; COLUMN:desc for the largest first.")
@@ -67,7 +66,6 @@ def head(
       tiltyard head library.books --version 3 --format jsonl
     """
     from tiltyard.calls.searches import resolve_version
-    from tiltyard.cli.output.formats import print_rows
 
     rows = catalog.read(
         "QueryTable",

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from tiltyard.cli.browsing.rows import columns_option, parse_columns, version_options, where_option
-from tiltyard.cli.output.formats import OutputFormat, format_option
+from tiltyard.cli.options import limit_option
+from tiltyard.cli.output.formats import OutputFormat, format_option, print_rows
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import COLUMN, COLUMNS, TABLE, TypedId
 from tiltyard.cli.session.target import catalog_command
@@ -33,9 +34,7 @@ MAX_VECTOR_BYTES = 1 << 20
     metavar="A,B,…",
     help="Search the text in these columns; in all indexed ones by default.",
 )
-@click.option(
-    "-n", "--limit", type=click.IntRange(min=1), metavar="N", default=10, show_default=True, help="How many rows."
-)
+@limit_option(default=10, least=1)
 @columns_option
 @where_option
 @version_options
@@ -69,7 +68,6 @@ def search(
       tiltyard search library.books 'whale' --like "title = 'Moby Dick'"
     """
     from tiltyard.calls.searches import SearchOptions, find_rows
-    from tiltyard.cli.output.formats import print_rows
 
     if text is None and vector is None and like is None:
         raise CommandError("Name a text, a --vector or a row (--like).", ExitStatus.USAGE)

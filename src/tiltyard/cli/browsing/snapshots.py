@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tiltyard.cli.browsing.confirmation import confirm, yes_option
 from tiltyard.cli.command_groups import CommandGroup
-from tiltyard.cli.output.formats import OutputFormat, format_option
+from tiltyard.cli.options import confirm, yes_option
+from tiltyard.cli.output.cells import format_time
+from tiltyard.cli.output.formats import OutputFormat, format_option, print_records
 from tiltyard.cli.session.ids import TABLE, TypedId
-from tiltyard.cli.session.target import CatalogTarget, catalog_command, defer_imports, opened_catalog, target_options
+from tiltyard.cli.session.target import CatalogTarget, catalog_command, opened_lake, target_options
 
 if TYPE_CHECKING:
     from tiltyard.calls.caller import Caller
-    from tiltyard.lake.snapshots import Snapshot
 
 
 @click.group("snapshot", cls=CommandGroup, short_help="Name a set of versions over tables.")
@@ -43,7 +43,7 @@ def create(catalog: Caller, name: str, tables: tuple[TypedId, ...], moment: str 
       tiltyard snapshot create 2026-11-release films shop.orders
       tiltyard snapshot create january films shop.orders --at 2026-02-01T00:00Z
     """
-    from tiltyard.cli.audit import parse_time
+    from tiltyard.cli.access.audit import parse_time
 
     names = [list(table) for table in tables]
     made = catalog.call("CreateSnapshot", name=name, tables=names, at_millis=parse_time(moment))["snapshot"]
@@ -60,9 +60,6 @@ def list_snapshots(catalog: Caller, form: OutputFormat) -> None:
     Example:
       tiltyard snapshot list --format jsonl
     """
-    from tiltyard.cli.output.cells import format_time
-    from tiltyard.cli.output.formats import print_records
-
     records = [
         {
             "name": each["name"],
@@ -87,11 +84,10 @@ def diff(target: CatalogTarget, old: str, new: str, form: OutputFormat) -> None:
     Example:
       tiltyard snapshot diff 2026-10-release 2026-11-release
     """
-    defer_imports()
-    with opened_catalog(target):
-        from tiltyard.cli.output.formats import print_records
+    with opened_lake(target) as lake:
+        from tiltyard.lake.snapshots import find_snapshot
 
-        compared = _open(target, old).diff(_open(target, new))
+        compared = find_snapshot(lake, old).diff(find_snapshot(lake, new))
         records: list[dict[str, Any]] = [{"table": name, "change": "table added"} for name in compared.added]
         records += [{"table": name, "change": "table removed"} for name in compared.removed]
         for name, changes in compared.changed.items():
@@ -113,9 +109,10 @@ def restore(target: CatalogTarget, name: str, is_confirmed: bool) -> None:
     Example:
       tiltyard snapshot restore 2026-11-release --yes
     """
-    defer_imports()
-    with opened_catalog(target):
-        stored = _open(target, name)
+    with opened_lake(target) as lake:
+        from tiltyard.lake.snapshots import find_snapshot
+
+        stored = find_snapshot(lake, name)
         tables = ", ".join(f"{table} version {version}" for table, version in stored.tables.items())
         confirm(f"Each table gets a new version as in {name}: {tables}. Go on?", is_confirmed=is_confirmed)
         versions = stored.restore()
@@ -138,10 +135,3 @@ def drop(catalog: Caller, name: str) -> None:
 
 def _members(facts: dict[str, Any]) -> list[str]:
     return [f"{TypedId(table['id'])} version {table['version']}" for table in facts["tables"]]
-
-
-def _open(target: CatalogTarget, name: str) -> Snapshot:
-    from tiltyard.lake.session import LakeSession, SparkSessions
-    from tiltyard.lake.snapshots import find_snapshot
-
-    return find_snapshot(LakeSession(target.url or target.root, target.connection(), SparkSessions()), name)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tiltyard.cli.output.formats import OutputFormat, format_option
+from tiltyard.cli.output.formats import OutputFormat, format_option, print_rows
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.target import catalog_command
 
@@ -50,6 +50,4 @@ def sql(catalog: Caller, query: str, sql_server: str | None, form: OutputFormat)
       tiltyard sql 'SELECT year, count(*) AS films FROM films GROUP BY year ORDER BY year'
       tiltyard sql - --format csv < report.sql
     """
-    from tiltyard.cli.output.formats import print_rows
-
     print_rows(run_query(catalog, query, sql_server), form)

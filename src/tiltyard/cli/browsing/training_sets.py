@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tiltyard.cli.command_groups import CommandGroup
-from tiltyard.cli.output.formats import OutputFormat, format_option
+from tiltyard.cli.output.formats import OutputFormat, format_option, print_records
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import TABLE, TypedId
-from tiltyard.cli.session.target import CatalogTarget, defer_imports, opened_catalog, target_options
+from tiltyard.cli.session.target import CatalogTarget, opened_lake, target_options
 
 if TYPE_CHECKING:
-    from tiltyard.lake import Lake, TrainingSet
+    from tiltyard.lake import TrainingSet
 
 
 @click.group("training-set", cls=CommandGroup, short_help="Freeze rows in splits to train on.")
@@ -71,7 +69,7 @@ def create(
     if weights is not None and classes:
         raise CommandError("--weights and --weight both say how rows are chosen: leave one out.", ExitStatus.USAGE)
     fractions, by_class = _parse_numbers(splits, "--split"), _parse_numbers(classes, "--weight")
-    with _opened_lake(target) as lake:
+    with opened_lake(target) as lake:
         source = None if table is None else lake.table(str(table))
         made = lake.training_set(
             str(name),
@@ -98,9 +96,7 @@ def list_sets(target: CatalogTarget, form: OutputFormat) -> None:
     Example:
       tiltyard training-set list --format jsonl
     """
-    with _opened_lake(target) as lake:
-        from tiltyard.cli.output.formats import print_records
-
+    with opened_lake(target) as lake:
         records: list[dict[str, Any]] = [
             {
                 "name": made.name,
@@ -124,7 +120,7 @@ def show(target: CatalogTarget, name: TypedId) -> None:
     Example:
       tiltyard training-set show clicks_may
     """
-    with _opened_lake(target) as lake:
+    with opened_lake(target) as lake:
         click.echo(json.dumps(lake.training_set(str(name)).manifest, indent=2, ensure_ascii=False))
 
 
@@ -138,7 +134,7 @@ def verify(target: CatalogTarget, name: TypedId) -> None:
     Example:
       tiltyard training-set verify clicks_may
     """
-    with _opened_lake(target) as lake:
+    with opened_lake(target) as lake:
         click.echo(f"{name} is as it was made: {lake.training_set(str(name)).verify()}")
 
 
@@ -152,20 +148,9 @@ def drop(target: CatalogTarget, name: TypedId) -> None:
     Example:
       tiltyard training-set drop clicks_may
     """
-    with _opened_lake(target) as lake:
+    with opened_lake(target) as lake:
         lake.training_set(str(name)).drop()
         click.echo(f"The training set {name} is dropped")
-
-
-@contextmanager
-def _opened_lake(target: CatalogTarget) -> Iterator[Lake]:
-    """Open the catalog, with the errors of commands."""
-    defer_imports()
-    with opened_catalog(target):
-        from tiltyard.lake import Lake
-        from tiltyard.lake.session import SparkSessions
-
-        yield Lake(target.url or target.root, target.connection(), SparkSessions())
 
 
 def _counts(made: TrainingSet) -> str:

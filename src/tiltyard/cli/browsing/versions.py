@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tiltyard.cli.browsing.confirmation import confirm, yes_option
 from tiltyard.cli.command_groups import CommandGroup
-from tiltyard.cli.output.formats import OutputFormat, format_option
+from tiltyard.cli.options import confirm, limit_option, yes_option
+from tiltyard.cli.output.cells import format_time
+from tiltyard.cli.output.formats import OutputFormat, format_option, print_records
 from tiltyard.cli.session.failures import CommandError
 from tiltyard.cli.session.ids import TABLE, TypedId
 from tiltyard.cli.session.target import catalog_command
@@ -25,15 +26,7 @@ _SHOWN_METADATA = ("operation", *(f"{name}_rows" for name in _COUNTS), "total_ro
 
 @click.command("versions", short_help="List the versions of a table.")
 @click.argument("table", type=TABLE)
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(min=1),
-    metavar="N",
-    default=20,
-    show_default=True,
-    help="How many, newest first.",
-)
+@limit_option("How many, newest first.", 20, least=1)
 @click.option("--branch", help="A branch instead of main.")
 @format_option
 @catalog_command
@@ -44,9 +37,6 @@ def versions(catalog: Caller, table: TypedId, limit: int, branch: str | None, fo
     Example:
       tiltyard versions library.books -n 5
     """
-    from tiltyard.cli.output.cells import format_time
-    from tiltyard.cli.output.formats import print_records
-
     request = {"id": list(table), "branch": branch, "descending": True, "load_changes": True}
     newest = catalog.entries("ListTableVersions", "versions", limit=min(_PAGE, limit), **request)
     tags = _list_tags(catalog, table)
@@ -136,8 +126,6 @@ def list_tags(catalog: Caller, table: TypedId, form: OutputFormat) -> None:
     Example:
       tiltyard tag list library.books
     """
-    from tiltyard.cli.output.formats import print_records
-
     tags = _list_tags(catalog, table)
     records = ({"tag": name, "version": each["version"], "branch": each.get("branch")} for name, each in tags.items())
     print_records(records, ("tag", "version", "branch"), form, numbers=("version",))

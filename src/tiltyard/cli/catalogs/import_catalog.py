@@ -18,6 +18,7 @@ import click
 from tiltyard.cli.interruption import exit_interrupted, interruptible
 from tiltyard.cli.options import CatalogPlace, catalog_options
 from tiltyard.cli.output.progress import progress_bar
+from tiltyard.model.settings.storages import SecretError, is_reference, read_secret
 from tiltyard.runtime.process import refuse
 
 if TYPE_CHECKING:
@@ -332,8 +333,6 @@ def _try_move(calls: Caller, move: TableMove, report: Report, options: Mapping[s
 
 def _parse_options(texts: tuple[str, ...]) -> dict[str, str]:
     """Return storage options, with the secrets that they refer to. Ends the command for one that is none."""
-    from tiltyard.model.settings.storages import SecretError, is_reference, read_secret
-
     options: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")

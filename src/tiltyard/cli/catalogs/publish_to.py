@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tiltyard.cli.catalogs.mounts import parse_settings, settings_option, settings_with_uri
+from tiltyard.cli.catalogs.mounts import format_value, parse_settings, settings_option, settings_with_uri
 from tiltyard.cli.command_groups import CommandGroup
 from tiltyard.cli.options import CatalogPlace, catalog_options
 from tiltyard.runtime.process import refuse
@@ -154,8 +154,6 @@ def _parse_id(text: str | None) -> list[str] | None:
 
 def _format_publication(entry: Mapping[str, Any]) -> str:
     """Format a publication as a line, and one for each problem; its settings have references to secrets, no secrets."""
-    from tiltyard.cli.catalogs.mounts import format_value
-
     parts = [entry["publication"], entry["kind"]]
     parts += [f"{name}={format_value(value)}" for name, value in entry["settings"].items()]
     if entry.get("namespace") is not None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from tiltyard.runtime.pool import run_in_background
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
 
 REFRESH_SECONDS = 0.25
 _COUNTS = ("stage", "rows", "fragments", "bytes")
@@ -72,3 +76,30 @@ def _format_figures(figures: Mapping[str, str]) -> str:
     eta = figures.get("eta_seconds")
     counts = [f"{name} {figures[name]}" for name in _COUNTS if name in figures]
     return ", ".join([*counts, *([f"{eta} s left"] if eta else [])])
+
+
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 1.0
+"""Between two looks."""
+
+
+_TIMEOUT: dict[str, Any] = {
+    "type": click.FloatRange(min=0), "metavar": "SECONDS", "help": "Wait no longer; the work goes on then."
+}  # fmt: skip
+TIMEOUT = click.Option(["--timeout"], **_TIMEOUT)
+timeout_option = click.option("--timeout", **_TIMEOUT)
+
+
+def wait_until(
+    is_done: Callable[[], bool], name: str, figures: Callable[[], Mapping[str, str]], seconds: float | None
+) -> bool:
+    """Wait until work has ended, or `seconds` are over; return whether it has ended. Raises what looking raises."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+    pause = FIRST_PAUSE_SECONDS
+    with progress_bar(name, figures):
+        while not is_done():
+            left = pause if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(pause, left))
+            pause = min(pause * 2, MAX_PAUSE_SECONDS)
+    return True

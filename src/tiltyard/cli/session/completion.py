@@ -79,7 +79,7 @@ def _ask(ctx: click.Context, find: Callable[[Caller], Iterable[str]]) -> list[Co
     """Return what `find` finds in the catalog that the command is for; nothing where that cannot be asked."""
     from tiltyard.cli.session.failures import CommandError
     from tiltyard.cli.session.target import choose_target, defer_imports, open_catalog
-    from tiltyard.model.typed_ids import is_server_address
+    from tiltyard.model.text.typed_ids import is_server_address
 
     defer_imports()
     from lance_namespace.errors import LanceNamespaceError

@@ -1,6 +1,6 @@
 """Ids, columns and indexes as arguments of commands, completed from the catalog.
 
-`tiltyard.model.typed_ids` parses ids.
+`tiltyard.model.text.typed_ids` parses ids.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
-from tiltyard.model.typed_ids import TypedId, format_id, format_name, parse_typed_id, suggest
+from tiltyard.model.text.typed_ids import TypedId, format_id, format_name, parse_typed_id, suggest
 
 __all__ = [
-    "COLUMN", "COLUMNS", "INDEX", "INDEX_TYPE", "TABLE", "TABLE_OF_JOB", "TABLE_OR_NAMESPACE",
-    "IdType", "TypedId", "format_id", "format_name", "parse_typed_id", "suggest",
+    "COLUMN", "COLUMNS", "INDEX", "INDEX_TYPE", "TABLE", "TABLE_OF_JOB", "TABLE_OR_CATALOG_FILE", "TABLE_OR_NAMESPACE",
+    "IdType", "TypedId", "format_id", "format_name", "is_catalog_file", "parse_typed_id", "suggest",
 ]  # fmt: skip
 
 
@@ -54,6 +54,21 @@ def _is_file_of_swapped(value: str, ctx: click.Context) -> bool:
     return isinstance(source, str) and Path(value).is_file() and not Path(source).exists()
 
 
+class TableOrCatalogFileType(IdType):
+    """The type of an argument that is a table, or where no file comes after it, a file of YAML, as its text."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse the id, unless the text ends as files of YAML do. Raises click.BadParameter."""
+        if isinstance(value, str) and is_catalog_file(value):
+            return value
+        return super().convert(value, param, ctx)
+
+
+def is_catalog_file(text: str) -> bool:
+    """Return whether a text is the name of a file of YAML."""
+    return text.lower().endswith((".yaml", ".yml"))
+
+
 class JobTableType(IdType):
     """The type of an argument that a job gets as text: a table's id, its names joined by the delimiter."""
 
@@ -88,5 +103,6 @@ class NameType(click.ParamType):  # type: ignore[type-arg]  # not generic before
 COLUMN, COLUMNS = NameType("columns"), NameType("columns", is_list=True)
 INDEX, INDEX_TYPE = NameType("indexes"), NameType("index types")
 TABLE = IdType()
+TABLE_OR_CATALOG_FILE = TableOrCatalogFileType()
 TABLE_OF_JOB = JobTableType()
 TABLE_OR_NAMESPACE = IdType(namespaces=True)

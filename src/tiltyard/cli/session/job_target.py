@@ -12,7 +12,8 @@ import click
 
 from tiltyard.cli.options import parse_pairs
 from tiltyard.cli.session.failures import CommandError, ExitStatus, exit_on_failure
-from tiltyard.model.typed_ids import is_server_address
+from tiltyard.config import ConfigError, load_settings
+from tiltyard.model.text.typed_ids import is_server_address
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -114,7 +115,6 @@ class JobTarget:
 
 def _require_catalog(root: str, properties: Mapping[str, str]) -> None:
     """Raise CommandError where a root, opened with these settings, has no catalog."""
-    from tiltyard.config import ConfigError, load_settings
     from tiltyard.store import database_exists
 
     try:

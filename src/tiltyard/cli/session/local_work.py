@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from tiltyard.model.typed_ids import is_server_address
+from tiltyard.model.text.typed_ids import is_server_address
 
 if TYPE_CHECKING:
     import threading

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from tiltyard.cli.output.formats import OutputFormat, format_option
+from tiltyard.cli.output.formats import OutputFormat, format_option, print_records
 from tiltyard.cli.session.failures import CommandError, ExitStatus, exit_on_failure
-from tiltyard.cli.session.profiles import DEFAULT
-
-if TYPE_CHECKING:
-    from tiltyard.cli.session.profiles import Profiles
+from tiltyard.cli.session.profiles import (
+    DEFAULT,
+    Profile,
+    ProfileError,
+    Profiles,
+    profiles_path,
+    read_profiles,
+    write_profiles,
+)
 
 
 @click.command("login", short_help="Store a server and its key for later commands.")
@@ -32,7 +37,6 @@ def login(url: str, name: str, no_key: bool) -> None:
       tiltyard login https://lake.example.org --profile work
       tiltyard login https://lake.example.org < key.txt
     """
-    from tiltyard.cli.session.profiles import Profile, profiles_path, write_profiles
     from tiltyard.cli.session.target import CatalogTarget, check_url, defer_imports, opened_catalog
 
     with exit_on_failure():
@@ -56,8 +60,6 @@ def logout(name: str | None) -> None:
     Example:
       tiltyard logout --profile work
     """
-    from tiltyard.cli.session.profiles import Profiles, write_profiles
-
     with exit_on_failure():
         profiles = _read()
         removed = name or profiles.current
@@ -82,9 +84,6 @@ def list_profiles(name: str | None, form: OutputFormat) -> None:
       tiltyard profiles
       tiltyard profiles work
     """
-    from tiltyard.cli.output.formats import print_records
-    from tiltyard.cli.session.profiles import write_profiles
-
     with exit_on_failure():
         profiles = _read()
         if name is not None:
@@ -114,8 +113,6 @@ def _ask_key() -> str:
 
 
 def _read() -> Profiles:
-    from tiltyard.cli.session.profiles import ProfileError, read_profiles
-
     try:
         return read_profiles()
     except ProfileError as error:
@@ -123,8 +120,6 @@ def _read() -> Profiles:
 
 
 def _write(profiles: Profiles, write: Any) -> None:
-    from tiltyard.cli.session.profiles import ProfileError
-
     try:
         write(profiles)
     except ProfileError as error:

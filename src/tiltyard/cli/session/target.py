@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,22 +13,26 @@ import click
 
 from tiltyard.cli.session.failures import CommandError, ExitStatus, exit_on_failure, status_of
 from tiltyard.cli.session.ids import TypedId
-from tiltyard.model.typed_ids import is_server_address
+from tiltyard.model.text.typed_ids import is_server_address
+from tiltyard.runtime.process import describe
 
 if TYPE_CHECKING:
     from tiltyard.calls.caller import Caller
     from tiltyard.calls.in_process_caller import InProcessCaller
     from tiltyard.config import Settings
+    from tiltyard.lake import Lake
     from tiltyard.pipeline.table_location import CatalogConnection
 
-_OPTIONS = (
-    ("--server", "server", "URL of the server; also TILTYARD_SERVER."),
-    ("--root", "root", "Root of a catalog to open here, without a server; also TILTYARD_ROOT."),
-    ("--db", "db", "Caller database of --root, where it is not inside; also TILTYARD_DB."),
-    ("--profile", "profile", "A profile that `tiltyard login` has stored; also TILTYARD_PROFILE."),
-    ("--key", "key", "API key for --server; the variable TILTYARD_KEY is safer."),
+_SERVER_OPTIONS = (
+    (("--server", "--url"), "server", "URL of the server; also TILTYARD_SERVER, TILTYARD_URL."),
+    (("--profile",), "profile", "A profile that `tiltyard login` has stored; also TILTYARD_PROFILE."),
+    (("--key",), "key", "API key for the server; the variable TILTYARD_KEY is safer."),
 )
-TARGET_OPTIONS = tuple(name for _, name, _ in _OPTIONS)
+_ROOT_OPTIONS = (
+    (("--root",), "root", "Root of a catalog to open here, without a server; also TILTYARD_ROOT."),
+    (("--db",), "db", "Catalog database of --root, where it is not inside; also TILTYARD_DB."),
+)
+TARGET_OPTIONS = tuple(name for _, name, _ in (*_SERVER_OPTIONS, *_ROOT_OPTIONS))
 """The names of the options that say where the catalog is."""
 _NOWHERE = "Name a server (--server URL) or a root (--root FOLDER), or store one: tiltyard login URL"
 
@@ -61,7 +65,7 @@ def choose_target(server: str, root: str, db: str, profile: str, key: str) -> Ca
     environ = os.environ
     key = key or environ.get("TILTYARD_KEY", "")
     if not given:
-        server, profile = environ.get("TILTYARD_SERVER", ""), environ.get("TILTYARD_PROFILE", "")
+        server, profile = named_server(environ), environ.get("TILTYARD_PROFILE", "")
         if not (server or profile):
             root = environ.get("TILTYARD_ROOT", "")
     if root or (db and not server and not profile):
@@ -84,6 +88,11 @@ def choose_target(server: str, root: str, db: str, profile: str, key: str) -> Ca
         raise CommandError(f"There is no profile '{name}': tiltyard login URL --profile {name}", ExitStatus.USAGE)
     stored = profiles.by_name[name]
     return CatalogTarget(stored.url, key or stored.key)
+
+
+def named_server(environ: Mapping[str, str]) -> str:
+    """Return the URL of the server that the variables name, or an empty text."""
+    return environ.get("TILTYARD_SERVER", "") or environ.get("TILTYARD_URL", "")
 
 
 def check_url(url: str) -> str:
@@ -120,7 +129,6 @@ def open_root(settings: Settings, *, creates: bool = False, database_alone: bool
     from tiltyard.bootstrap import STARTUP_ERRORS, open_services, run_sql
     from tiltyard.calls.in_process_caller import InProcessCaller
     from tiltyard.model.principals import OPERATOR
-    from tiltyard.runtime.process import describe
     from tiltyard.store import database_exists
 
     try:
@@ -158,6 +166,17 @@ def opened_catalog(
         catalog.close()
 
 
+@contextmanager
+def opened_lake(target: CatalogTarget) -> Iterator[Lake]:
+    """Yield the catalog as `tiltyard.connect` does, and fail as `opened_catalog`."""
+    defer_imports()
+    with opened_catalog(target):
+        from tiltyard.lake import Lake
+        from tiltyard.lake.session import SparkSessions
+
+        yield Lake(target.url or target.root, target.connection(), SparkSessions())
+
+
 def _describe_missing(catalog: Caller, ids: tuple[TypedId, ...], new_ids: tuple[TypedId, ...]) -> str | None:
     """Return a sentence on the first of these that is missing; None where there is nothing more to say."""
     from tiltyard.cli.session.catalog import describe_missing, describe_missing_namespace
@@ -177,9 +196,20 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
         with exit_on_failure():
             command(*args, target=choose_target(server, root, db, profile, key), **arguments)
 
-    for flag, name, text in reversed(_OPTIONS):
-        run = click.option(flag, name, default="", metavar=name.upper(), help=text)(run)
-    return run
+    return server_options(_with_options(run, _ROOT_OPTIONS))
+
+
+def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that name a server; the command gets `server`, `profile` and `key`, empty where not given."""
+    return _with_options(command, _SERVER_OPTIONS)
+
+
+def _with_options(
+    command: Callable[..., Any], options: Sequence[tuple[tuple[str, ...], str, str]]
+) -> Callable[..., Any]:
+    for flags, name, text in reversed(options):
+        command = click.option(*flags, name, default="", metavar=name.upper(), help=text)(command)
+    return command
 
 
 def catalog_command(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tiltyard.cli.output.formats import OutputFormat, outcome_option, print_outcome
-from tiltyard.cli.output.waiting import timeout_option, wait_until
+from tiltyard.cli.output.progress import timeout_option, wait_until
 from tiltyard.cli.session.failures import CommandError, ExitStatus, status_of
 from tiltyard.cli.session.ids import TABLE, TypedId
 from tiltyard.cli.session.local_work import is_server, running_here

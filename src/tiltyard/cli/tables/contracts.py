@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tiltyard.cli.command_groups import CommandGroup
-from tiltyard.cli.output.formats import OutputFormat, format_option, outcome_option
+from tiltyard.cli.output.cells import format_time
+from tiltyard.cli.output.formats import (
+    OutputFormat,
+    format_option,
+    outcome_option,
+    print_outcome,
+    print_record,
+    print_records,
+)
 from tiltyard.cli.session.failures import CommandError
 from tiltyard.cli.session.ids import TABLE, TypedId
 from tiltyard.cli.session.target import catalog_command
@@ -64,8 +72,6 @@ def set_contract(
       tiltyard contract set library.books 'not_null(isbn)' 'expect(year > 1400)' 'warn: between(rating, 0, 5)'
       tiltyard contract set library.books 'matches(isbn, \\d{13})' 'test: unique(isbn)' --on-failure reject
     """
-    from tiltyard.cli.output.formats import print_outcome
-
     catalog.call("SetTableContract", id=list(table), checks=list(checks), on_failure=on_failure, clients=clients)
     record = {"table": str(table), "checks": list(checks), "on_failure": on_failure, "clients": clients}
     print_outcome(
@@ -87,9 +93,6 @@ def show(catalog: Caller, table: TypedId, form: OutputFormat) -> None:
     Example:
       tiltyard contract show library.books
     """
-    from tiltyard.cli.output.cells import format_time
-    from tiltyard.cli.output.formats import print_record
-
     described = catalog.call("DescribeTableContract", id=list(table))
     if not described["checks"]:
         raise CommandError(f"{table} has no contract: tiltyard contract set declares one.")
@@ -130,8 +133,6 @@ def drop(catalog: Caller, table: TypedId, form: OutputFormat) -> None:
     Example:
       tiltyard contract drop library.books
     """
-    from tiltyard.cli.output.formats import print_outcome
-
     catalog.call("DropTableContract", id=list(table))
     print_outcome(f"{table} has no contract any more", {"table": str(table)}, form)
 
@@ -155,8 +156,6 @@ def test(
       tiltyard test library.books library.authors
       tiltyard test --format jsonl
     """
-    from tiltyard.cli.output.formats import print_records
-
     records: list[dict[str, Any]] = []
     failed: list[str] = []
     for table in tables or _tables_with_contracts(catalog):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tiltyard.cli.browsing.confirmation import confirm, yes_option
+from tiltyard.cli.options import confirm, yes_option
 from tiltyard.cli.output.formats import OutputFormat, outcome_option, print_outcome
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import TABLE, TypedId

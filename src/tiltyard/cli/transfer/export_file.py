@@ -11,9 +11,10 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from tiltyard.cli.browsing.rows import ALL_ROWS, columns_option, query, version_options, where_option
-from tiltyard.cli.output.formats import OutputFormat
+from tiltyard.cli.options import limit_option
+from tiltyard.cli.output.formats import OutputFormat, write_rows
 from tiltyard.cli.session.failures import CommandError, ExitStatus
-from tiltyard.cli.session.ids import TABLE, TypedId
+from tiltyard.cli.session.ids import TABLE_OR_CATALOG_FILE, TABLE_OR_NAMESPACE, TypedId, parse_typed_id
 from tiltyard.cli.session.target import catalog_command
 from tiltyard.runtime.durability import atomic_file
 
@@ -31,9 +32,9 @@ _FORMATS = {
 }
 
 
-@click.command("export", short_help="Write a table to a file.")
-@click.argument("table", type=TABLE)
-@click.argument("file")
+@click.command("export", short_help="Write a table to a file, or declare the catalog in one.")
+@click.argument("table", type=TABLE_OR_CATALOG_FILE)
+@click.argument("file", required=False)
 @click.option(
     "--format",
     "format_name",
@@ -44,14 +45,17 @@ _FORMATS = {
 )
 @columns_option
 @where_option
-@click.option("-n", "--limit", type=click.IntRange(min=0), metavar="N", help="How many rows; all by default.")
+@limit_option("How many rows; all by default.")
 @version_options
 @click.option("--force", is_flag=True, help="Replace a file that exists.")
+@click.option(
+    "--within", type=TABLE_OR_NAMESPACE, metavar="NAMESPACE", help="Of a catalog in YAML only this namespace."
+)
 @catalog_command
 def export_file(
     catalog: Caller,
-    table: TypedId,
-    file: str,
+    table: TypedId | str,
+    file: str | None,
     format_name: str | None,
     columns: str | None,
     where: str | None,
@@ -59,21 +63,35 @@ def export_file(
     version: str | None,
     branch: str | None,
     force: bool,
+    within: TypedId | None,
 ) -> None:
     """Write the rows of TABLE to FILE (.parquet, .arrow, .csv, .jsonl), in flat memory; - is standard output.
 
     The file is there once it is whole. In CSV, nested values are JSON and bytes are base64. Large tables are exported
     in parallel, as many Parquet files, by Spark: tiltyard job export.
 
+    With a file of YAML alone, all that you may see of the catalog is declared there, without rows: namespaces, tables,
+    views, roles, grants, policies, mounts, publications, schedules. `tiltyard apply` makes a catalog so.
+
     \b
     Examples:
       tiltyard export library.books books.parquet
+      tiltyard export catalog.yaml
+      tiltyard export shop.yaml --within shop
       tiltyard export library.books - --format csv --where 'year < 1960' --columns title,year
     """
     from tiltyard.calls.searches import resolve_version
-    from tiltyard.cli.output.formats import write_rows
     from tiltyard.cli.output.progress import byte_progress
 
+    if file is None:
+        options = (format_name, columns, where, limit, version, branch)
+        has_options = any(each is not None for each in options)
+        _export_catalog(catalog, table, within or TypedId(), force=force, has_options=has_options)
+        return
+    if within is not None:
+        raise CommandError("--within goes with a file of YAML alone.", ExitStatus.USAGE)
+    if isinstance(table, str):  # a table may be called so, too
+        table = parse_typed_id(table)
     form = _format(file, format_name)
     if file != "-" and not force and Path(file).exists():
         raise CommandError(f"{file} exists: --force replaces it.", ExitStatus.LOCAL_FILE)
@@ -95,6 +113,25 @@ def export_file(
 
         write_rows(rows, form, opened, count)
     click.echo(f"{total} rows of {table} are in {file}")
+
+
+def _export_catalog(catalog: Caller, file: TypedId | str, within: TypedId, *, force: bool, has_options: bool) -> None:
+    """Declare the catalog in a file. Raises CommandError."""
+    from tiltyard.cli.catalogs.as_code import describe_left_out
+    from tiltyard.declarations.plan import export_catalog
+
+    if not isinstance(file, str):
+        raise CommandError(f"Name the file for the rows of {file}, or catalog.yaml alone.", ExitStatus.USAGE)
+    if has_options:
+        raise CommandError("Only --force and --within go with a file of YAML: rows are none of it.", ExitStatus.USAGE)
+    if not force and Path(file).exists():
+        raise CommandError(f"{file} exists: --force replaces it.", ExitStatus.LOCAL_FILE)
+    export = export_catalog(catalog, within)
+    with _atomic_file(Path(file)) as opened:
+        opened.write(export.text.encode())
+    for line in describe_left_out(export.left_out):
+        click.echo(line, err=True)
+    click.echo(f"Objects that {file} declares: {export.objects:,}")
 
 
 def _format(file: str, name: str | None) -> OutputFormat:

@@ -6,17 +6,25 @@ write). A part has a key, so that one that is sent twice counts once; the same c
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from tiltyard.cli.options import typed_options
-from tiltyard.cli.output.formats import OutputFormat, format_option
+from tiltyard.cli.options import parse_pairs, typed_options
+from tiltyard.cli.output.cells import format_size
+from tiltyard.cli.output.formats import OutputFormat, format_option, print_records
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import TABLE, TypedId
 from tiltyard.cli.session.target import CatalogTarget, defer_imports, opened_catalog, target_options
-from tiltyard.pipeline.sources.file_options import CsvOptions, pick_file_options
+from tiltyard.pipeline.sources.file_options import CsvOptions, FileOptions, pick_options
+from tiltyard.runtime.durability import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,8 +33,8 @@ if TYPE_CHECKING:
 
     from tiltyard.calls.caller import Caller
     from tiltyard.cli.transfer.import_source import ImportSource
-    from tiltyard.cli.transfer.import_state import ImportFile, ImportState
     from tiltyard.pipeline.sources.readers import Piece
+
 
 SPARK_BYTES = 16 << 30
 """From this size on, Spark with several processors reads files sooner than one process does."""
@@ -79,7 +87,6 @@ def import_file(
       tiltyard import photos/ images --root ./data
       tiltyard import vectors.jsonl items --cast 'vector=float32[128]' --dry-run
     """
-    from tiltyard.cli.options import parse_pairs
     from tiltyard.runtime.lazy_imports import import_lazily
 
     defer_imports()
@@ -93,7 +100,7 @@ def import_file(
         source = open_source(
             file,
             schema if mode == APPEND else None,
-            files=pick_file_options({**csv, "format": file_format}),
+            files=pick_options(FileOptions, {**csv, "format": file_format}),
             casts=parse_pairs(casts),
             nulls=nulls,
         )
@@ -137,8 +144,6 @@ def _check_exists(catalog: Caller, table: TypedId) -> None:
 
 def _show(source: ImportSource, form: OutputFormat) -> None:
     from tiltyard.cli.browsing.description import schema_records
-    from tiltyard.cli.output.cells import format_size
-    from tiltyard.cli.output.formats import print_records
 
     print_records(schema_records(source.schema), ("column", "type", "nullable"), form)
     click.echo(f"{format_size(source.size)} in {len(source.parts())} parts; nothing was imported.", err=True)
@@ -146,8 +151,6 @@ def _show(source: ImportSource, form: OutputFormat) -> None:
 
 def _advise(size: int) -> None:
     """Say where Spark serves better."""
-    from tiltyard.cli.output.cells import format_size
-
     if size >= SPARK_BYTES:
         click.echo(
             f"tiltyard: this is {format_size(size)}: `tiltyard job ingest` reads it in parallel, on Spark.", err=True
@@ -231,15 +234,11 @@ def _index_lineage(catalog: Caller, table: TypedId, version: int) -> None:
 
 def _keyed_parts(source: ImportSource) -> list[tuple[str, tuple[Piece, ...]]]:
     """Return the parts of a source with their keys."""
-    from tiltyard.cli.transfer.import_state import part_key
-
     return [(part_key(piece.key for piece in part), part) for part in source.parts()]
 
 
 def _state_file(catalog: Caller, table: TypedId, mode: str, source: ImportSource) -> ImportFile:
     """Return the file that holds the state of this import."""
-    from tiltyard.cli.transfer.import_state import ImportFile
-
     keys = (key for key, _ in _keyed_parts(source))
     return ImportFile(catalog.address, *table, mode, source.key, *keys)
 
@@ -247,8 +246,6 @@ def _state_file(catalog: Caller, table: TypedId, mode: str, source: ImportSource
 def _begin(catalog: Caller, table: TypedId) -> ImportState:
     """Declare the table if there is none, and start a multipart write. Raises lance_namespace.errors."""
     from lance_namespace.errors import TableNotFoundError
-
-    from tiltyard.cli.transfer.import_state import ImportState
 
     names, is_declared = list(table), False
     try:
@@ -335,3 +332,45 @@ def _give_up(catalog: Caller, table: TypedId, state: ImportState, file: ImportFi
             f"The import that was cut is no longer there ({error}): look at {table}, then give the command again."
         ) from error
     raise error
+
+
+@dataclass(slots=True)
+class ImportState:
+    """An import: the server's id of its upload, the parts that have arrived, whether its table was declared for it."""
+
+    upload_id: str
+    is_declared: bool
+    done: list[str] = field(default_factory=list)
+    rows: int = 0
+    rejected: int = 0
+
+
+class ImportFile:
+    """The file of one import, named by what it reads and writes: another source, or another table, has another file."""
+
+    def __init__(self, *identity: str) -> None:
+        base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+        digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+        self._path = Path(base) / "tiltyard" / "imports" / f"{digest[:32]}.json"
+
+    def read(self) -> ImportState | None:
+        """Return the state; None where there is none that can be read: then the import begins anew."""
+        try:
+            content: dict[str, Any] = json.loads(self._path.read_text())
+            return ImportState(**content)
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+
+    def write(self, state: ImportState) -> None:
+        """Replace the file atomically and durably. Raises OSError."""
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_file(str(self._path), json.dumps(asdict(state)).encode())
+
+    def remove(self) -> None:
+        """Remove the file. Idempotent."""
+        self._path.unlink(missing_ok=True)
+
+
+def part_key(pieces: Iterable[str]) -> str:
+    """Return the key of a part of an import, from those of its pieces: sent twice, the part counts once."""
+    return hashlib.sha256(json.dumps(list(pieces)).encode()).hexdigest()[:32]

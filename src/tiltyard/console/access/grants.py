@@ -13,7 +13,7 @@ from tiltyard.console.access.forms import AT_ONCE, page_frame, required_text, ru
 from tiltyard.console.page import Page, PageRequest, Redirect
 from tiltyard.console.templates import link
 from tiltyard.model.ids import DEFAULT_DELIMITER, Id, parse_id
-from tiltyard.model.privileges import ALL, privilege_names
+from tiltyard.model.principals import ALL, privilege_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,12 +25,8 @@ GRANTEE_KINDS = tuple(kind.value for kind in GranteeKind)
 PRIVILEGES = tuple(privilege_names(ALL))
 
 
-def show(page: PageRequest) -> Page:
+def show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
     """Show the grants on an object, or of a grantee. Raises InvalidInputError, …NotFoundError."""
-    return _show(page)
-
-
-def _show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
     page, kind = _object_of(page)
     fields, grantee = _listed_fields(page, kind)
     try:
@@ -82,7 +78,7 @@ def _object_of(page: PageRequest) -> tuple[PageRequest, str]:
 
 def act(page: PageRequest) -> Page | Redirect:
     """Grant or revoke privileges."""
-    return run_action(page, _ACTIONS, _show)
+    return run_action(page, _ACTIONS, show)
 
 
 def _change(page: PageRequest, operation: str) -> Redirect:

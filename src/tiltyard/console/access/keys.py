@@ -25,12 +25,8 @@ MAX_NOTE = 200
 NEW_KEY = "access/keys/new"
 
 
-def show(page: PageRequest) -> Page:
+def show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
     """Show the keys of a principal, or of all; callers who are no administrators see their own."""
-    return _show(page)
-
-
-def _show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
     is_admin = is_administrator(page.calls.ctx)
     chosen = page.text("of") if is_admin else page.principal.name
     listed = page.calls.call(
@@ -48,7 +44,7 @@ def _show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
 
 def act(page: PageRequest) -> Page | Redirect:
     """Create, rotate or revoke a key; the first two lead to the page that shows the new key, once."""
-    return run_action(page, _ACTIONS, _show)
+    return run_action(page, _ACTIONS, show)
 
 
 def _create(page: PageRequest) -> Redirect:

@@ -1,8 +1,8 @@
-"""The page of a table's access: what its reader may do, who has grants, and its policies, set and dropped."""
+"""The page of a table's access: what its reader may do, who has grants, its policies and its classifications."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError
 
@@ -12,6 +12,7 @@ from tiltyard.console.access.forms import AT_ONCE, entered_lines, required_text,
 from tiltyard.console.page import Page, PageRequest, Redirect
 from tiltyard.console.table.heads import read_head
 from tiltyard.console.templates import link
+from tiltyard.model.classifications import parse_classification
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,17 +24,14 @@ VIEW = "policies"
 MAX_MASKS = 500
 
 
-def show(page: PageRequest) -> Page:
+def show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
     """Show who may do what with a table. Raises what describing it raises."""
-    return _show(page)
-
-
-def _show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
     head, calls = read_head(page), page.calls
     id_ = list(page.path)
     mine = calls.call("CheckPrivileges", object_kind="table", id=id_)
     grants = calls.attempt("ListGrants", object_kind="table", id=id_, limit=AT_ONCE)
     policies = calls.attempt("ListTablePolicies", id=id_)
+    classified = calls.attempt("ListClassifications", object_kind="table", id=id_)
     policy = effective_policy_of(calls.ctx, calls.ctx.find_table(page.path))
     values = head.values(page, VIEW) | {
         "mine": mine.privileges,
@@ -42,6 +40,8 @@ def _show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
         "grants": grants.grants if grants is not None else None,
         "more_grants": grants is not None and bool(grants.page_token),
         "policies": policies.policies if policies is not None else None,
+        "classifications": classified.classifications if classified is not None else [],
+        "may_classify": calls.allows("SetClassification", object_kind="table", id=id_, key="key"),
         "masks": MASKS,
         "problem": problem,
         "entered": _entered(page) if problem else {},
@@ -54,8 +54,8 @@ def _entered(page: PageRequest) -> dict[str, str]:
 
 
 def act(page: PageRequest) -> Page | Redirect:
-    """Set or drop a policy."""
-    return run_action(page, _ACTIONS, _show)
+    """Set or drop a policy or a classification."""
+    return run_action(page, _ACTIONS, show)
 
 
 def _set(page: PageRequest) -> Redirect:
@@ -93,4 +93,22 @@ def _drop(page: PageRequest) -> Redirect:
     return Redirect(link(VIEW, page.path))
 
 
-_ACTIONS: Mapping[str, Action] = {"set": _set, "drop": _drop}
+def _classify(page: PageRequest) -> Redirect:
+    key, value = parse_classification(required_text(page, "classification", "a key, as in pii=email"))
+    page.calls.call("SetClassification", **_classified(page), key=key, value=value)
+    return Redirect(link(VIEW, page.path))
+
+
+def _unclassify(page: PageRequest) -> Redirect:
+    page.calls.call("UnsetClassification", **_classified(page), key=required_text(page, "key", "the key"))
+    return Redirect(link(VIEW, page.path))
+
+
+def _classified(page: PageRequest) -> dict[str, Any]:
+    """Return the fields of a request about the table, or the column that the form names."""
+    column = page.text("column").strip()
+    named = {"object_kind": "column", "column": column} if column else {"object_kind": "table"}
+    return {**named, "id": list(page.path)}
+
+
+_ACTIONS: Mapping[str, Action] = {"set": _set, "drop": _drop, "classify": _classify, "unclassify": _unclassify}

@@ -20,12 +20,8 @@ MAX_ROLES = 1000
 NAME = "the principal's name"
 
 
-def show(page: PageRequest) -> Page:
+def show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
     """Show all principals to an administrator, and to others what the server knows of them."""
-    return _show(page)
-
-
-def _show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
     if not is_administrator(page.calls.ctx):
         return _show_one(page, page.principal.name, problem, status)
     listed = page.calls.call("ListPrincipals", limit=AT_ONCE, page_token=page.text("cursor") or None)
@@ -76,7 +72,7 @@ def _roles_of(calls: PageCalls, name: str) -> list[str]:
 
 def act(page: PageRequest) -> Page | Redirect:
     """Add a principal, enable or disable one, make it an administrator or end that."""
-    return run_action(page, _ACTIONS, _show)
+    return run_action(page, _ACTIONS, show)
 
 
 def _alter(page: PageRequest, **flags: bool | None) -> Redirect:

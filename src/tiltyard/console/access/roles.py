@@ -16,12 +16,8 @@ if TYPE_CHECKING:
 MEMBER_KINDS = ("principal", "group")
 
 
-def show(page: PageRequest) -> Page:
+def show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
     """Show the roles, with their members. Raises PermissionDeniedError."""
-    return _show(page)
-
-
-def _show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
     listed = page.calls.call("ListRoles", limit=AT_ONCE, page_token=page.text("cursor") or None)
     values = {
         **page_frame(page, "access/roles", problem),
@@ -35,7 +31,7 @@ def _show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
 
 def act(page: PageRequest) -> Page | Redirect:
     """Create or drop a role, add a member to one or remove it."""
-    return run_action(page, _ACTIONS, _show)
+    return run_action(page, _ACTIONS, show)
 
 
 def _role(page: PageRequest) -> str:

@@ -13,6 +13,7 @@ from lance_namespace.errors import InvalidInputError, LanceNamespaceError, Permi
 from msgspec import structs
 
 from tiltyard.access.authorization import effective_policy_of, is_administrator
+from tiltyard.access.policies import policy_by_names
 from tiltyard.console.access.forms import required_text
 from tiltyard.console.page import Page, PageRequest
 from tiltyard.console.table.grid import Grid, read_grid
@@ -85,9 +86,11 @@ def _look(seen: PageRequest) -> dict[str, Any]:
     """Return what a principal sees, by its own calls. Raises what they raise."""
     head = read_head(seen)
     ctx = seen.calls.ctx
+    policy = effective_policy_of(ctx, ctx.find_table(seen.path))
+    names = [column.name for column in head.columns]
     values: dict[str, Any] = {
         "seen_head": head,
-        "policy": effective_policy_of(ctx, ctx.find_table(seen.path)),
+        "policy": None if policy is None else policy_by_names(policy, names),
     }
     if head.table.is_only_declared or not head.columns:
         return values

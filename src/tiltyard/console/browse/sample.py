@@ -12,9 +12,9 @@ from tiltyard.console.page import Page, PageRequest, Redirect
 from tiltyard.console.table.grid import ROW_ID
 from tiltyard.console.templates import link
 from tiltyard.model.ids import Id, check_id
-from tiltyard.model.typed_ids import parse_typed_id
+from tiltyard.model.text.typed_ids import parse_typed_id
+from tiltyard.sample.films import example_searches
 from tiltyard.sample.loading import is_sample, load_sample
-from tiltyard.sample.searches import example_searches
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

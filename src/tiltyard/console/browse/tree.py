@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import LanceNamespaceError
 
+from tiltyard.console.objects.protections import show_protections
 from tiltyard.console.page import Page, PageRequest, Problem
 from tiltyard.console.table.heads import is_stale_table
 from tiltyard.console.table.snippets import make_first_snippets
@@ -105,15 +106,18 @@ def show_namespace(page: PageRequest, problem: Problem | None = None) -> Page:
     """
     level = read_level(page.calls, page.path, page.text("cursor"), PAGE_SIZE)
     described = page.calls.attempt("DescribeNamespace", id=list(page.path)) if page.path else None
+    classified = page.calls.attempt("ListClassifications", object_kind="namespace", id=list(page.path))
     values = {
         "level": level,
         "properties": dict(sorted((described.properties or {}).items())) if described is not None else {},
+        "classifications": classified.classifications if classified is not None else [],
         "is_first": not page.text("cursor"),
         "may_create": page.calls.allows("DeclareTable", id=[*page.path, "table"]),
         "snippets": make_first_snippets(page.origin, page.path, needs_key=page.principal.method != "open"),
         "sample_table": page.text("table") or "films",
         "problem": problem,
         "may_nest": page.calls.allows("CreateNamespace", id=[*page.path, "namespace"]),
+        **show_protections(page, "namespace"),
         "may_drop": bool(page.path) and page.calls.allows("DropNamespace", id=list(page.path)),
     }
     if problem is not None:

@@ -69,12 +69,8 @@ class _Streams:
 _streams = _Streams()
 
 
-def show(page: PageRequest) -> Page:
+def show(page: PageRequest, problem: Problem | None = None) -> Page:
     """Show a job, or the part of its page that changes. Raises TransactionNotFoundError, InvalidInputError."""
-    return _show(page)
-
-
-def _show(page: PageRequest, problem: Problem | None = None) -> Page:
     job = page.calls.call("DescribeJobState", job_id=_job_id(page))
     properties = _properties(page.calls, job.job_id)
     is_pipeline = job.job_type in pipeline_jobs()
@@ -121,7 +117,7 @@ def act(page: PageRequest) -> Page | Redirect:
         else:
             page.calls.call(f"{action.title()}Job", job_id=job_id)
     except LanceNamespaceError as error:
-        return _show(page, page.explain(error))
+        return show(page, page.explain(error))
     return Redirect(link("job", id=job_id))
 
 

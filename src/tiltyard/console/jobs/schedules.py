@@ -23,12 +23,8 @@ _TONES = {"Active": "good", "Paused": "warn", "Refused": "bad", "Stopped": "warn
 _STATUS_TONES = {"Succeeded": "good", "Failed": "bad", "Canceled": "warn", "Lost": "bad"}
 
 
-def show(page: PageRequest) -> Page:
+def show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
     """Show the schedules that the caller may describe, of all tables or of one. Raises TableNotFoundError."""
-    return _show(page)
-
-
-def _show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
     listed = page.calls.call(
         "ListSchedules",
         limit=SCHEDULES_AT_ONCE,
@@ -49,7 +45,7 @@ def _show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
 
 def act(page: PageRequest) -> Page | Redirect:
     """Pause, resume, run or drop a schedule; what cannot be done is said on the page."""
-    return run_action(page, _ACTIONS, _show)
+    return run_action(page, _ACTIONS, show)
 
 
 def _pause(page: PageRequest) -> Redirect:

@@ -11,12 +11,8 @@ from tiltyard.console.templates import link
 VIEW = "dropped"
 
 
-def show(page: PageRequest) -> Page:
+def show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
     """Show what its reader can bring back. Raises what listing it raises."""
-    return _show(page)
-
-
-def _show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
     token = page.text("cursor") or None
     tables = page.calls.call("ListDroppedTables", limit=AT_ONCE, page_token=token)
     namespaces = [] if token else page.calls.call("ListDroppedNamespaces", limit=AT_ONCE).namespaces
@@ -34,7 +30,7 @@ def _show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
 
 def act(page: PageRequest) -> Page | Redirect:
     """Bring back a table or a namespace."""
-    return run_action(page, {"table": _undrop_table, "namespace": _undrop_namespace}, _show)
+    return run_action(page, {"table": _undrop_table, "namespace": _undrop_namespace}, show)
 
 
 def _id_of(page: PageRequest) -> list[str]:

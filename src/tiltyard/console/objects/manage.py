@@ -9,12 +9,13 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.console.access.forms import required_text, run_action
 from tiltyard.console.objects.create import COMMENT, read_properties
 from tiltyard.console.objects.dropped import check_name
+from tiltyard.console.objects.protections import allowed_kinds, show_protections
 from tiltyard.console.page import Page, PageRequest, Redirect
 from tiltyard.console.table.heads import read_head
 from tiltyard.console.templates import link
 from tiltyard.model.columns.vector_columns import quote_path
 from tiltyard.model.ids import Id, check_id
-from tiltyard.model.typed_ids import format_id, parse_typed_id
+from tiltyard.model.text.typed_ids import format_id, parse_typed_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,12 +30,8 @@ _OWN = "tiltyard."
 """What properties of the server begin with."""
 
 
-def show(page: PageRequest) -> Page:
+def show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
     """Show what its reader may change of a table. Raises what describing it raises."""
-    return _show(page)
-
-
-def _show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
     head, id_, allows = read_head(page, ""), list(page.path), page.calls.allows
     properties = dict(sorted((head.table.properties or {}).items()))
     is_plain = not head.is_view
@@ -43,6 +40,8 @@ def _show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
         "may_set": is_plain and allows("UpdateTable", id=id_, updates=[], properties={}),
         "may_alter": is_plain and bool(head.columns) and allows("UpdateFieldMetadata", id=id_, updates=[]),
         "may_drop": allows(_drop_operation(head), id=id_),
+        **show_protections(page, "table"),
+        "protection_kinds": allowed_kinds(page),
         "comment": properties.pop(COMMENT, ""),
         "properties": {name: value for name, value in properties.items() if not name.startswith(_OWN)},
         "comments": [(column.name, column.metadata.get(COMMENT, "")) for column in head.columns[:MAX_COLUMNS]],
@@ -65,7 +64,7 @@ def _drop_operation(head: TableHead) -> str:
 
 def act(page: PageRequest) -> Page | Redirect:
     """Change what the form says."""
-    return run_action(page, _ACTIONS, _show)
+    return run_action(page, _ACTIONS, show)
 
 
 def _rename(page: PageRequest) -> Redirect:
@@ -115,7 +114,20 @@ def _drop(page: PageRequest) -> Redirect:
     return Redirect(link("namespace" if above else "", above))
 
 
+def _protect(page: PageRequest) -> Redirect:
+    reason = page.text("reason").strip() or None
+    page.calls.call("SetProtection", object_kind="table", id=list(page.path), kind=page.text("kind"), reason=reason)
+    return Redirect(link(VIEW, page.path))
+
+
+def _lift(page: PageRequest) -> Redirect:
+    page.calls.call("LiftProtection", object_kind="table", id=list(page.path), kind=page.text("kind"))
+    return Redirect(link(VIEW, page.path))
+
+
 _ACTIONS: Mapping[str, Action] = {
+    "protect": _protect,
+    "lift": _lift,
     "rename": _rename,
     "comment": _set_comment,
     "properties": _set_properties,

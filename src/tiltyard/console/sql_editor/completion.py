@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse
 from tiltyard.console.browse.find import MAX_SEARCH, find
 from tiltyard.console.browser_checks import HEADERS
 from tiltyard.console.table.heads import parse_ref, read_head
-from tiltyard.model.sql_text import sql_literal, sql_name, sql_table
+from tiltyard.model.text.sql_text import sql_literal, sql_name, sql_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,8 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError, UnsupportedOperationError
 
 from tiltyard.access.authorization import effective_policy_of
-from tiltyard.access.policies import MaskKind
+from tiltyard.access.policies import MaskKind, policy_by_names
+from tiltyard.calls.caller import schema_query
 from tiltyard.console.page_calls import SqlAnswer
 from tiltyard.console.table.grid import Grid, read_grid
 from tiltyard.console.table.plan_tree import QueryPlan, read_plan
@@ -20,7 +21,7 @@ from tiltyard.console.table.schema_tree import Column, read_columns
 from tiltyard.model.ids import Id
 from tiltyard.model.operations import ArrowAnswer
 from tiltyard.model.schemas.arrow_json import to_json
-from tiltyard.sql.view_statements import ViewAction, ViewStatement, parse_view_statement
+from tiltyard.sql.statements.view_statements import ViewAction, ViewStatement, parse_view_statement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -207,9 +208,17 @@ def _restrictions(page: PageRequest, tables: Sequence[Id]) -> list[Restriction]:
     for path in dict.fromkeys(tables):
         try:
             policy = effective_policy_of(page.calls.ctx, page.calls.ctx.find_table(path))
+            if policy is not None and policy.rules:
+                policy = policy_by_names(policy, _readable_columns(page, path))
         except LanceNamespaceError:
             continue  # dropped since the query was planned
         if policy is not None and len(found) < MAX_RESTRICTIONS:
             masked = [mask.column for mask in policy.masks.values() if mask.kind is not MaskKind.HIDE]
             found.append(Restriction(path, policy.filter is not None, masked))
     return found
+
+
+def _readable_columns(page: PageRequest, path: Id) -> list[str]:
+    """Return the columns of a table that its reader may read. Raises what reading it raises."""
+    with page.calls.rows(**schema_query(path)) as answer:
+        return list(answer.schema.names)

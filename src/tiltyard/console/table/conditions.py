@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError
 
-from tiltyard.model.sql_text import quote_identifier, sql_literal
+from tiltyard.model.text.sql_text import quote_identifier, sql_literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError
 
 from tiltyard.access.authorization import effective_policy_of
-from tiltyard.access.policies import MaskKind
+from tiltyard.access.policies import MaskKind, policy_by_names
 from tiltyard.calls.caller import schema_query
 from tiltyard.console.navigation import TABLE_TABS
 from tiltyard.console.table.schema_tree import read_columns, vector_columns
@@ -101,8 +101,9 @@ def read_head(page: PageRequest, at: str | None = None) -> TableHead:
         **named,
     )
     policy = effective_policy_of(page.calls.ctx, page.calls.ctx.find_table(page.path))
-    masks = {mask.column: mask.kind.value for mask in policy.masks.values()} if policy is not None else {}
     columns = read_columns(table.schema) if table.schema is not None else []
+    shown = policy_by_names(policy, [column.name for column in columns]) if policy is not None else None
+    masks = {mask.column: mask.kind.value for mask in shown.masks.values()} if shown is not None else {}
     if table.location is None:
         masks = _hidden_of_view(page, columns)
     return TableHead(table, columns, ref, named.get("branch"), masks, policy is not None, is_stale_table(page))

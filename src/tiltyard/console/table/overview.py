@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import LanceNamespaceError
 
+from tiltyard.console.objects.protections import show_protections
 from tiltyard.console.page import Page, PageRequest
 from tiltyard.console.table.heads import TableHead, read_head
 from tiltyard.console.table.lineage import read_origin
 from tiltyard.console.table.snippets import make_snippets, make_view_snippets
 from tiltyard.contracts.contract import PROPERTY as CONTRACT
-from tiltyard.model.sql_text import quote_identifier
+from tiltyard.model.text.sql_text import quote_identifier
 from tiltyard.model.views.plain_views import PREFIX as PLAIN_VIEW_PREFIX
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def show(page: PageRequest) -> Page:
         "metadata": _properties(head.table.metadata),
         "origin_of": read_origin(page.calls, head),
         "may_add_rows": head.table.location is not None and page.calls.allows("InsertIntoTable", id=list(page.path)),
+        **show_protections(page, "table"),
         **_parts(page, head),
     }
     return Page("table.html", values)
@@ -57,6 +59,7 @@ def _parts(page: PageRequest, head: TableHead) -> dict[str, Any]:
     policies = attempt("ListTablePolicies", id=id_)
     has_contract = CONTRACT in (head.table.properties or {})
     contract = attempt("DescribeTableContract", id=id_, limit=RESULTS) if has_contract else None
+    classified = attempt("ListClassifications", object_kind="table", id=id_)
     jobs = attempt("ListAllJobs", table="$".join(page.path), limit=JOBS)
     return {
         "stats": stats,
@@ -66,6 +69,7 @@ def _parts(page: PageRequest, head: TableHead) -> dict[str, Any]:
         "branches": sorted(branches.branches.items()) if branches is not None else None,
         "indexes": indexes.indexes if indexes is not None else None,
         "policies": policies.policies if policies is not None else [],
+        "classifications": classified.classifications if classified is not None else [],
         "jobs": jobs.jobs if jobs is not None else [],
         "contract": contract,
     }

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tiltyard.model.columns.computed_columns import (
-    EXPRESSION,
-    FUNCTION,
-    PREFIX,
     ExpressionDeclaration,
     FunctionDeclaration,
+    declares_column,
     read_declaration,
 )
 
@@ -69,7 +67,7 @@ def _column(entry: Any, above: tuple[str, ...]) -> Column:
         names=names,
         type=type_text(entry.type),
         nullable=entry.nullable,
-        metadata={name: value for name, value in sorted(metadata.items()) if not _is_declaration(name)},
+        metadata={name: value for name, value in sorted(metadata.items()) if not declares_column(name)},
         children=read_columns(_inner(entry.type), names),
         computed=_computation(read_declaration(metadata)),
         kind=_kind(entry.type, metadata),
@@ -120,10 +118,6 @@ def _kind(kind: Any, metadata: Mapping[str, str]) -> str:
         if any(kind.type.startswith(name) for name in ("int", "uint", "float", "double", "decimal"))
         else "other"
     )
-
-
-def _is_declaration(name: str) -> bool:
-    return name in (EXPRESSION, FUNCTION) or name.startswith(PREFIX)
 
 
 def _computation(declaration: Declaration | None) -> ColumnComputation | None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from tiltyard.model.sql_text import sql_table
-from tiltyard.model.typed_ids import format_id
+from tiltyard.model.text.sql_text import sql_table
+from tiltyard.model.text.typed_ids import format_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

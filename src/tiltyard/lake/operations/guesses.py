@@ -5,9 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.calls.caller import Caller
+from tiltyard.lake.tables.sources import Source, is_frame, open_stream, path_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tiltyard.lake.runs import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +122,71 @@ class Guessing:
             if guess.says:
                 raise AttributeError(f"There is no {name} here: write {guess.word}.")
             return getattr(self, guess.word)
+
+
+class Tags:
+    """Names of versions of a table. They are changed by the catalog, one at a time."""
+
+    def __init__(self, calls: Caller, path: tuple[str, ...], check_change: Callable[[str], None]) -> None:
+        """`check_change` is called with a method's name before it changes a tag, and raises where it may not."""
+        self._calls = calls
+        self._id = list(path)
+        self._check_change = check_change
+
+    def list(self) -> dict[str, dict[str, Any]]:
+        """Return the tags by name, each with its `version` and `branch`. Raises TableNotFoundError."""
+        pages = self._calls.pages("ListTableTags", id=self._id)
+        return {name: tag for page in pages for name, tag in page["tags"].items()}
+
+    def get_version(self, tag: str) -> int:
+        """Return the version that has a tag. Raises TableTagNotFoundError."""
+        return int(self._calls.call("GetTableTagVersion", id=self._id, tag=tag)["version"])
+
+    def create(self, tag: str, version: int, *, branch: str | None = None) -> None:
+        """Give a version a tag. Raises TableTagAlreadyExistsError, TableVersionNotFoundError."""
+        self._change("CreateTableTag", tag=tag, version=version, branch=branch)
+
+    def update(self, tag: str, version: int, *, branch: str | None = None) -> None:
+        """Move a tag to another version. Raises TableTagNotFoundError, TableVersionNotFoundError."""
+        self._change("UpdateTableTag", tag=tag, version=version, branch=branch)
+
+    def delete(self, tag: str) -> None:
+        """Delete a tag; its version stays until old versions are removed. Raises TableTagNotFoundError."""
+        self._change("DeleteTableTag", tag=tag)
+
+    def _change(self, operation: str, **fields: Any) -> None:
+        self._check_change("tags")
+        self._calls.call(operation, id=self._id, **fields)
+
+
+class MergeInsert:
+    """What becomes of rows whose key both sides have, or one of them; what is not said leaves them as they are."""
+
+    def __init__(self, on: list[str] | None, send: Callable[[pa.RecordBatchReader, Mapping[str, Any]], Run]) -> None:
+        """`send` sends rows with the fields of MergeInsertIntoTable."""
+        self._fields: dict[str, Any] = {"on": on, "when_not_matched_insert_all": False}
+        self._send = send
+
+    def when_matched_update_all(self, where: str | None = None) -> Self:
+        """Replace rows of the table that have the key of a new row; `where` is SQL over `target` and `source`."""
+        self._fields.update(when_matched_update_all=True, when_matched_update_all_filt=where)
+        return self
+
+    def when_not_matched_insert_all(self) -> Self:
+        """Insert new rows whose key the table lacks."""
+        self._fields.update(when_not_matched_insert_all=True)
+        return self
+
+    def when_not_matched_by_source_delete(self, condition: str | None = None) -> Self:
+        """Delete rows of the table whose key no new row has, or those of them that meet an SQL condition."""
+        self._fields.update(when_not_matched_by_source_delete=True, when_not_matched_by_source_delete_filt=condition)
+        return self
+
+    def execute(self, new_data: Source) -> Run:
+        """Merge rows of this process, in one commit. The figures count what was `updated`, `inserted`, `deleted`.
+
+        Raises InvalidInputError, TableNotFoundError, ConcurrentModificationError.
+        """
+        if path_of(new_data) is not None or is_frame(new_data):
+            raise InvalidInputError("new_data are rows of this process: upsert takes files and DataFrames of Spark.")
+        return self._send(open_stream(new_data), self._fields)

@@ -18,9 +18,9 @@ from tiltyard.lake.errors import RunCanceledError, RunFailedError
 from tiltyard.lake.lineage import Lineage, LineageNode, read_lineage
 from tiltyard.lake.operations.rebuild_plan import RebuildStep, plan_steps, to_table_argument
 from tiltyard.lake.runs import Run, ServerRun, find_run
-from tiltyard.lake.table import Table
+from tiltyard.lake.tables.table import Table
 from tiltyard.lake.views import View
-from tiltyard.model.typed_ids import parse_typed_id
+from tiltyard.model.text.typed_ids import parse_typed_id
 from tiltyard.model.views.definitions import ViewDefinition, ViewKind
 from tiltyard.pipeline.sources.filesystem import absolute_path
 

@@ -10,10 +10,10 @@ import msgspec
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError, TransactionNotFoundError
 
 from tiltyard.lake.lineage import Lineage, LineageEdge, LineageNode
-from tiltyard.lake.table import Table
+from tiltyard.lake.tables.table import Table
 from tiltyard.model.columns.computed_columns import ExpressionDeclaration, read_declaration
 from tiltyard.model.ids import Id
-from tiltyard.model.typed_ids import is_server_address, parse_typed_id
+from tiltyard.model.text.typed_ids import is_server_address, parse_typed_id
 from tiltyard.model.views.definitions import ViewDefinition, ViewKind
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.lake.errors import translate
 from tiltyard.lake.runs import QueuedRun, Run
 from tiltyard.model.schedules import describe_timing, parse_duration
-from tiltyard.model.typed_ids import format_id, parse_typed_id
+from tiltyard.model.text.typed_ids import format_id, parse_typed_id
 from tiltyard.pipeline.jobs import find_job
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def find_schedule(lake: LakeSession, path: tuple[str, ...]) -> Schedule:
 
 def list_schedules(lake: LakeSession) -> list[Schedule]:
     """Return all schedules that the caller sees."""
-    return [Schedule(lake, facts) for page in lake.calls.pages("ListSchedules") for facts in page["schedules"]]
+    return [Schedule(lake, facts) for facts in lake.calls.entries("ListSchedules", "schedules")]
 
 
 def _fields(on_commit: Sequence[Sequence[str]] | None, when: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,9 +19,9 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.functions.ready_made import ReadyMade, Takes, is_ready_made, list_functions, parse_ready_made
-from tiltyard.lake.arguments import json_type, list_names
 from tiltyard.lake.errors import translate
 from tiltyard.lake.functions import column_function, pickled_function
+from tiltyard.lake.tables.arguments import json_type, list_names
 from tiltyard.model.schemas.type_names import parse_type
 from tiltyard.model.views.definitions import DETERMINISTIC
 

@@ -19,6 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tiltyard.model.schemas.nested_types import is_text
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -140,7 +142,7 @@ def _canonical(column: pa.Array) -> pa.Array:
         column = column.cast(pa.int32() if pa.types.is_date32(column.type) else pa.int64())
     if pa.types.is_fixed_size_binary(column.type) or pa.types.is_binary(column.type):
         return column.cast(pa.large_binary())
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+    if not is_text(column.type):
         column = column.cast(pa.string())
     return column.cast(pa.large_binary())
 

@@ -31,17 +31,16 @@ from tiltyard.lake.display import render_table
 from tiltyard.lake.errors import naming
 from tiltyard.lake.runs import start_run
 from tiltyard.lake.snapshots import Snapshot, create_snapshot, find_snapshot, list_snapshots
-from tiltyard.lake.table import SnapshotTable, Table
-from tiltyard.lake.training.definition import Definition
+from tiltyard.lake.tables.table import SnapshotTable, Table
+from tiltyard.lake.training.definition import Definition, query_tables
 from tiltyard.lake.training.loader import Loader, LoaderOptions, open_loader
 from tiltyard.lake.training.manifest import digested_facts, make_manifest, read_manifest, with_manifest
-from tiltyard.lake.training.query_sources import query_tables
 from tiltyard.lake.training.row_reader import RowReader, row_bytes
 from tiltyard.lake.training.selection import check_not_empty, check_same, digest_files, identity_columns, select_rows
-from tiltyard.model.column_lineage import ReadColumns
+from tiltyard.model.columns.lineage import ReadColumns
 from tiltyard.model.ids import check_ref
 from tiltyard.model.lineage import JobLineage, LineageSource
-from tiltyard.model.typed_ids import format_id
+from tiltyard.model.text.typed_ids import format_id
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.lineage import table_source
 from tiltyard.pipeline.table_changes import declared_key

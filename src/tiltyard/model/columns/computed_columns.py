@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tiltyard.model.schemas.fields import metadata_texts
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -126,9 +128,14 @@ class FunctionDeclaration(msgspec.Struct, frozen=True, kw_only=True):
 Declaration = UdfDeclaration | ExpressionDeclaration | FunctionDeclaration
 
 
+def declares_column(key: str) -> bool:
+    """Return whether a key of a field's metadata declares what computes the column."""
+    return key in (EXPRESSION, FUNCTION) or key.startswith(PREFIX)
+
+
 def read_declaration(metadata: Mapping[Any, Any] | None) -> Declaration | None:
     """Read a column's declaration from its field's metadata (of pyarrow, or text); None for an ordinary column."""
-    texts = {_text(name): _text(value) for name, value in (metadata or {}).items()}
+    texts = metadata_texts(metadata)
     if EXPRESSION in texts:
         return ExpressionDeclaration(texts[EXPRESSION])
     if FUNCTION in texts:
@@ -154,7 +161,7 @@ def refresh_seconds(metadata: Mapping[Any, Any] | None) -> float | None:
 
     0 where that leaves the interval open.
     """
-    texts = {_text(name): _text(value) for name, value in (metadata or {}).items()}
+    texts = metadata_texts(metadata)
     return parse_seconds(texts.get(f"{AUTO_REFRESH}interval_seconds", "")) if is_auto_refreshed(texts) else None
 
 
@@ -203,7 +210,3 @@ def _call_of(declaration: UdfDeclaration | FunctionDeclaration) -> Any:
     if isinstance(declaration, UdfDeclaration):
         return replace(declaration, struct_field="")
     return declaration.manifest_digest, declaration.inputs, declaration.initialization
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

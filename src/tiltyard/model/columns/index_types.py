@@ -13,7 +13,7 @@ import pyarrow.types as of
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.columns.vector_columns import VectorColumn
-from tiltyard.model.schemas.nested_types import storage_type
+from tiltyard.model.schemas.nested_types import is_text, storage_type
 from tiltyard.model.spec import models
 
 Parameters = dict[str, Any]
@@ -251,10 +251,6 @@ def _is_json(kind: pa.DataType) -> bool:
     return isinstance(kind, pa.BaseExtensionType) and kind.extension_name in ("arrow.json", "lance.json")
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(of.is_string(kind) or of.is_large_string(kind))
-
-
 def _is_list(kind: pa.DataType) -> bool:
     return bool(of.is_list(kind) or of.is_large_list(kind))
 
@@ -263,7 +259,7 @@ def _has_order(kind: pa.DataType) -> bool:
     kind = storage_type(kind)
     checks = (of.is_integer, of.is_floating, of.is_boolean, of.is_temporal, of.is_binary, of.is_large_binary)
     wide = of.is_decimal128(kind) or of.is_decimal256(kind) or of.is_fixed_size_binary(kind)
-    return bool(wide or _is_text(kind) or any(check(kind) for check in checks))
+    return bool(wide or is_text(kind) or any(check(kind) for check in checks))
 
 
 def _is_flat_list(kind: pa.DataType) -> bool:
@@ -277,7 +273,7 @@ def _is_hashable(kind: pa.DataType) -> bool:
 
 
 def _is_bytes_or_text(kind: pa.DataType) -> bool:
-    return bool(_is_text(kind) or of.is_binary(kind) or of.is_large_binary(kind))
+    return bool(is_text(kind) or of.is_binary(kind) or of.is_large_binary(kind))
 
 
 def _is_geometry(field: pa.Field) -> bool:
@@ -287,7 +283,7 @@ def _is_geometry(field: pa.Field) -> bool:
 
 
 def _is_document(kind: pa.DataType) -> bool:
-    return _is_json(kind) or _is_text(kind.value_type if _is_list(kind) else kind)
+    return _is_json(kind) or is_text(kind.value_type if _is_list(kind) else kind)
 
 
 _SUPPORTS: dict[IndexType, Callable[[pa.DataType], bool]] = {
@@ -296,9 +292,9 @@ _SUPPORTS: dict[IndexType, Callable[[pa.DataType], bool]] = {
     IndexType.ZONEMAP: _has_order,
     IndexType.BLOOMFILTER: _is_hashable,
     IndexType.LABEL_LIST: _is_flat_list,
-    IndexType.NGRAM: _is_text,
+    IndexType.NGRAM: is_text,
     IndexType.FM: _is_bytes_or_text,
-    IndexType.MINHASHLSH: _is_text,
+    IndexType.MINHASHLSH: is_text,
     IndexType.FTS: _is_document,
 }
 _VECTORS = "a column of fixed-size lists of floats or uint8"

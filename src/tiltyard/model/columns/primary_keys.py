@@ -7,6 +7,8 @@ import re
 import msgspec
 import pyarrow as pa
 
+from tiltyard.model.text.shown_text import shorten
+
 PROPERTY = "tiltyard.primary_key"
 """The property of a table that shows the columns of its key, as a JSON list; only the server sets it."""
 UNENFORCED = b"lance-schema:unenforced-primary-key"
@@ -78,7 +80,7 @@ def _key_position(field: pa.Field) -> int | None:
 
 def format_key(columns: tuple[str, ...], values: tuple[object, ...]) -> str:
     """Format a key for a message, such as `id = 5, name = 'x'`; long values are cut."""
-    texts = (text if len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}…" for text in map(_text, values))
+    texts = (shorten(_text(value), _VALUE_CHARACTERS) for value in values)
     return ", ".join(f"{column} = {text}" for column, text in zip(columns, texts, strict=True))
 
 

@@ -198,7 +198,7 @@ def _decode(text: str) -> Any:
         return text
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidInputError(f"This data type is not JSON: {error}.") from error
 
 
@@ -209,6 +209,8 @@ def _convert(value: Any, kind: Any) -> Any:
         return msgspec.convert(_with_nullability(value), kind)
     except msgspec.ValidationError as error:
         raise InvalidInputError(f"This is no Arrow schema or type in JSON: {error}.") from error
+    except RecursionError as error:
+        raise InvalidInputError("This data type is nested too deeply.") from error
 
 
 def _with_nullability(value: Any) -> Any:
@@ -231,7 +233,10 @@ def _field(field: models.JsonArrowField) -> pa.Field:
     except ValueError as error:
         raise InvalidInputError(f"The field '{field.name}' cannot be: {error}.") from error
     if EXTENSION_NAME in (field.metadata or {}):  # Arrow makes extension types while it reads IPC
-        return pa.ipc.read_schema(pa.schema([arrow_field]).serialize()).field(0)
+        try:
+            return pa.ipc.read_schema(pa.schema([arrow_field]).serialize()).field(0)
+        except (pa.ArrowException, ValueError) as error:
+            raise InvalidInputError(f"The field '{field.name}' is not of its extension type: {error}.") from error
     return arrow_field
 
 

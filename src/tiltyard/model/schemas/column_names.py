@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError, TableSchemaValidationError
 
+from tiltyard.model.classifications import is_classified
 from tiltyard.model.schemas.nested_types import descendants
 
 if TYPE_CHECKING:
@@ -24,10 +25,11 @@ def check_column_name(name: str) -> None:
 
 
 def check_new_columns(schema: pa.Schema) -> None:
-    """Check the names of a new table's columns, and of all fields inside them.
+    """Check the names of a new table's columns, and of all fields inside them, and what their metadata classifies.
 
-    Raises TableSchemaValidationError.
+    Raises TableSchemaValidationError, InvalidInputError (a key or a value that no classification has).
     """
+    is_classified(schema)
     for field in schema:
         if reason := _reason(field.name):
             raise TableSchemaValidationError(reason)

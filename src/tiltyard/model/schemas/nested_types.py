@@ -235,7 +235,7 @@ def _may_lose(kind: pa.DataType, target: pa.DataType) -> bool:
     if _types.is_floating(target):
         if _types.is_floating(kind):
             return bool(kind.bit_width > target.bit_width)
-        return _is_number(kind) or _is_text(kind)
+        return _is_number(kind) or is_text(kind)
     if _types.is_boolean(target):
         return _is_number(kind) or bool(_types.is_floating(kind))
     if _types.is_decimal(target):
@@ -263,7 +263,7 @@ def _are_finite(numbers: pa.Array) -> pa.Array:
     """Tell which values are numbers, and not written as infinity."""
     if _types.is_floating(numbers.type):
         return pc.is_finite(numbers)
-    if _is_text(numbers.type):
+    if is_text(numbers.type):
         return pc.invert(pc.match_substring_regex(numbers, "(?i)inf"))
     return pc.is_valid(numbers)
 
@@ -288,5 +288,6 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(_types.is_integer(kind) or _types.is_decimal(kind))
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether a type is one of text."""
     return bool(_types.is_string(kind) or _types.is_large_string(kind))

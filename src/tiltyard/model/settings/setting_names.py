@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 
-from tiltyard.model.typed_ids import suggest
+from tiltyard.model.text.typed_ids import suggest
 
 _PREFIX = "TILTYARD_"
 _OTHER_VARIABLES = frozenset(

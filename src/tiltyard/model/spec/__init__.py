@@ -131,6 +131,12 @@ def operations() -> Mapping[str, Operation]:
     return {name: _operation(name, facts) for name, facts in document()["operations"].items()}
 
 
+@cache
+def operations_by_function() -> Mapping[str, Operation]:
+    """Return the operations by the names of the functions that implement them."""
+    return {operation.function: operation for operation in operations().values()}
+
+
 def _operation(name: str, facts: Json) -> Operation:
     status = min(int(code) for code in facts["responses"] if code.startswith("2"))
     request_shape, request = _shape(facts["request"])

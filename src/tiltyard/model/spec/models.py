@@ -24,15 +24,37 @@ class Request(Model, kw_only=True):
     identity: Identity | None = None
 
 
+class ObjectRequest(Request, kw_only=True):
+    """What requests about a namespace or a table share."""
+
+    id: list[str] | None = None
+
+
+class BranchRequest(ObjectRequest, kw_only=True):
+    """What requests about a branch of a table share."""
+
+    branch: str | None = None
+
+
 class Response(Model, kw_only=True):
     """What responses share."""
 
     context: dict[str, str] | None = None
 
 
-class AbortMultipartWriteRequest(Request, kw_only=True):
-    branch: str | None = None
-    id: list[str] | None = None
+class PageResponse(Response, kw_only=True):
+    """What the pages of lists share."""
+
+    page_token: str | None = None
+
+
+class TransactionResponse(Response, kw_only=True):
+    """What responses share that name the transaction of what was done."""
+
+    transaction_id: str | None = None
+
+
+class AbortMultipartWriteRequest(BranchRequest, kw_only=True):
     upload_id: str
 
 
@@ -115,8 +137,7 @@ class AlterColumnsEntry(Model, kw_only=True):
     virtual_column: AlterVirtualColumnEntry | None = None
 
 
-class AlterMountRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    id: list[str] | None = None
+class AlterMountRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     settings: dict[str, Any] | None = None
     allowed_locations: list[str] | None = None
     max_age_millis: Count64 | None = None
@@ -138,12 +159,11 @@ class AlterPrincipalResponse(Response, kw_only=True):
     principal: PrincipalEntry
 
 
-class AlterScheduleRequest(Request, kw_only=True, forbid_unknown_fields=True):
+class AlterScheduleRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     catch_up: bool | None = None
     cron: str | None = None
     debounce_seconds: float | None = None
     every_seconds: float | None = None
-    id: list[str] | None = None
     on_commit: list[list[str]] | None = None
     paused: bool | None = None
     zone: str | None = None
@@ -153,8 +173,7 @@ class AlterScheduleResponse(Response, kw_only=True):
     schedule: ScheduleEntry
 
 
-class AlterSecretRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class AlterSecretRequest(ObjectRequest, kw_only=True):
     value: str
 
 
@@ -162,9 +181,7 @@ class AlterSecretResponse(Response, kw_only=True):
     pass
 
 
-class AlterTableAddColumnsRequest(Request, kw_only=True):
-    id: list[str] | None = None
-    branch: str | None = None
+class AlterTableAddColumnsRequest(BranchRequest, kw_only=True):
     new_columns: list[AddColumnsEntry]
     auto_refresh_enabled: bool | None = None
     auto_refresh_interval_seconds: Positive64 | None = None
@@ -172,26 +189,20 @@ class AlterTableAddColumnsRequest(Request, kw_only=True):
     function: dict[str, Any] | None = None
 
 
-class AlterTableAddColumnsResponse(Response, kw_only=True):
+class AlterTableAddColumnsResponse(TransactionResponse, kw_only=True):
     version: Count64
-    transaction_id: str | None = None
 
 
-class AlterTableAlterColumnsRequest(Request, kw_only=True):
-    id: list[str] | None = None
-    branch: str | None = None
+class AlterTableAlterColumnsRequest(BranchRequest, kw_only=True):
     alterations: list[AlterColumnsEntry]
     allow_breaking: bool | None = None
 
 
-class AlterTableAlterColumnsResponse(Response, kw_only=True):
+class AlterTableAlterColumnsResponse(TransactionResponse, kw_only=True):
     version: Count64
-    transaction_id: str | None = None
 
 
-class AlterTableBackfillColumnsRequest(Request, kw_only=True):
-    id: list[str] | None = None
-    branch: str | None = None
+class AlterTableBackfillColumnsRequest(BranchRequest, kw_only=True):
     column: str
     where: str | None = None
     concurrency: Int64 | None = None
@@ -212,15 +223,12 @@ class AlterTableBackfillColumnsResponse(Response, kw_only=True):
     job_id: str
 
 
-class AlterTableDropColumnsRequest(Request, kw_only=True):
-    id: list[str] | None = None
-    branch: str | None = None
+class AlterTableDropColumnsRequest(BranchRequest, kw_only=True):
     columns: list[str]
     allow_breaking: bool | None = None
 
 
-class AlterTableDropColumnsResponse(Response, kw_only=True):
-    transaction_id: str | None = None
+class AlterTableDropColumnsResponse(TransactionResponse, kw_only=True):
     version: Count64
 
 
@@ -230,8 +238,7 @@ class AlterTransactionAction(Model, kw_only=True):
     unsetPropertyAction: AlterTransactionUnsetProperty | None = None
 
 
-class AlterTransactionRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class AlterTransactionRequest(ObjectRequest, kw_only=True):
     actions: list[AlterTransactionAction]
 
 
@@ -283,9 +290,7 @@ class AnalyzeTableQueryPlanVector(Model, kw_only=True):
     multi_vector: list[list[float]] | None = None
 
 
-class AnalyzeTableQueryPlanRequest(Request, kw_only=True):
-    id: list[str] | None = None
-    branch: str | None = None
+class AnalyzeTableQueryPlanRequest(BranchRequest, kw_only=True):
     bypass_vector_index: bool | None = None
     columns: AnalyzeTableQueryPlanColumns | None = None
     distance_type: str | None = None
@@ -325,6 +330,21 @@ class ApiKey(Model, kw_only=True):
     last_used_at_millis: Int64 | None = None
 
 
+class ApprovalEntry(Model, kw_only=True):
+    id: str
+    operation: str
+    object_kind: str
+    object_id: list[str] | None = None
+    request: str
+    status: str
+    requested_by: str
+    requested_at_millis: Int64
+    expires_at_millis: Int64
+    decided_by: str | None = None
+    decided_at_millis: Int64 | None = None
+    used_at_millis: Int64 | None = None
+
+
 class AuditEntry(Model, kw_only=True):
     address: str
     at_millis: Int64
@@ -350,8 +370,7 @@ class BatchCommitTablesRequest(Request, kw_only=True):
     operations: list[CommitTableOperation]
 
 
-class BatchCommitTablesResponse(Response, kw_only=True):
-    transaction_id: str | None = None
+class BatchCommitTablesResponse(TransactionResponse, kw_only=True):
     results: list[CommitTableResult]
 
 
@@ -359,24 +378,19 @@ class BatchCreateTableVersionsRequest(Request, kw_only=True):
     entries: list[CreateTableVersionEntry]
 
 
-class BatchCreateTableVersionsResponse(Response, kw_only=True):
-    transaction_id: str | None = None
+class BatchCreateTableVersionsResponse(TransactionResponse, kw_only=True):
     versions: list[TableVersion]
 
 
-class BatchDeleteTableVersionsRequest(Request, kw_only=True):
-    id: list[str] | None = None
-    branch: str | None = None
+class BatchDeleteTableVersionsRequest(BranchRequest, kw_only=True):
     ranges: list[VersionRange]
 
 
-class BatchDeleteTableVersionsResponse(Response, kw_only=True):
+class BatchDeleteTableVersionsResponse(TransactionResponse, kw_only=True):
     deleted_count: Count64 | None = None
-    transaction_id: str | None = None
 
 
-class BeatJobRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    id: list[str] | None = None
+class BeatJobRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     lease_millis: Count64 | None = None
     owner: str
     properties: dict[str, str] | None = None
@@ -464,24 +478,21 @@ class CancelJobResponse(Response, kw_only=True):
     job_state: str
 
 
-class CheckMountRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    id: list[str] | None = None
+class CheckMountRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     convert: bool | None = None
     page_token: str | None = None
 
 
-class CheckMountResponse(Response, kw_only=True):
+class CheckMountResponse(PageResponse, kw_only=True):
     reachable: bool
     outage: str | None = None
     namespaces: Count64
     tables: Count64
     findings: list[MountFinding]
-    page_token: str | None = None
 
 
-class CheckPrivilegesRequest(Request, kw_only=True, forbid_unknown_fields=True):
+class CheckPrivilegesRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     object_kind: str
-    id: list[str] | None = None
     grantee: str | None = None
     grantee_kind: str | None = None
     groups: list[str] | None = None
@@ -517,8 +528,7 @@ class CherryPickPreview(Model, kw_only=True):
     promotedColumns: list[str]
 
 
-class CherryPickTableBranchRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class CherryPickTableBranchRequest(ObjectRequest, kw_only=True):
     from_branch: str
     dry_run: bool | None = None
 
@@ -541,8 +551,38 @@ class ClaimJobResponse(Response, kw_only=True):
     job: JobEntry | None = None
 
 
-class CloneTableRequest(Request, kw_only=True):
+class Classification(Model, kw_only=True):
+    object_kind: str
     id: list[str] | None = None
+    column: str | None = None
+    key: str
+    value: str
+    is_dropped: bool | None = None
+    inherited_from: ClassificationOrigin | None = None
+    set_by: str | None = None
+    set_at_millis: Int64 | None = None
+
+
+class ClassificationOrigin(Model, kw_only=True):
+    object_kind: str
+    id: list[str] | None = None
+    column: str | None = None
+    is_unknown: bool | None = None
+
+
+class ClassificationPolicy(Model, kw_only=True):
+    name: str
+    key: str
+    value: str | None = None
+    filter: str | None = None
+    mask: str | None = None
+    expression: str | None = None
+    exempt_roles: list[str]
+    set_by: str
+    set_at_millis: Int64
+
+
+class CloneTableRequest(ObjectRequest, kw_only=True):
     is_shallow: bool | None = None
     source_location: str
     source_tag: str | None = None
@@ -565,19 +605,17 @@ class CollectGarbageResponse(Response, kw_only=True):
     transaction_id: str
 
 
-class CollectTableGarbageRequest(Request, kw_only=True, forbid_unknown_fields=True):
+class CollectTableGarbageRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     dry_run: bool | None = None
-    id: list[str] | None = None
     keep_versions_days: float | None = None
 
 
-class CollectTableGarbageResponse(Response, kw_only=True):
+class CollectTableGarbageResponse(TransactionResponse, kw_only=True):
     files: list[GarbageFile] | None = None
     notes: list[str] | None = None
     num_bytes: Int64 | None = None
     num_files: Int64 | None = None
     num_versions: Int64 | None = None
-    transaction_id: str | None = None
 
 
 class ColumnMask(Model, kw_only=True, forbid_unknown_fields=True):
@@ -615,18 +653,15 @@ class CommitTableResult(Model, kw_only=True):
     check_table_version: CheckTableVersionResponse | None = None
 
 
-class CompactTableRteRequest(Request, kw_only=True):
-    id: list[str] | None = None
-    branch: str | None = None
+class CompactTableRteRequest(BranchRequest, kw_only=True):
+    pass
 
 
 class CompactTableRteResponse(Response, kw_only=True):
     pass
 
 
-class CompleteMultipartWriteRequest(Request, kw_only=True):
-    branch: str | None = None
-    id: list[str] | None = None
+class CompleteMultipartWriteRequest(BranchRequest, kw_only=True):
     source: str | None = None
     upload_id: str
     source_columns: list[LineageColumn] | None = None
@@ -638,10 +673,8 @@ class CompleteMultipartWriteResponse(Model, kw_only=True):
     num_rejected_rows: Count64 | None = None
 
 
-class CountTableRowsRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class CountTableRowsRequest(BranchRequest, kw_only=True):
     version: Count64 | None = None
-    branch: str | None = None
     predicate: str | None = None
 
 
@@ -657,8 +690,7 @@ class CreateApiKeyResponse(Response, kw_only=True):
     key: ApiKey
 
 
-class CreateEmptyTableRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class CreateEmptyTableRequest(ObjectRequest, kw_only=True):
     location: str | None = None
     vend_credentials: bool | None = None
     properties: dict[str, str] | None = None
@@ -671,8 +703,7 @@ class CreateEmptyTableResponse(Model, kw_only=True):
     properties: dict[str, str] | None = None
 
 
-class CreateFunctionRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class CreateFunctionRequest(ObjectRequest, kw_only=True):
     artifact: dict[str, Any]
     signature: dict[str, Any]
     runtime: dict[str, Any]
@@ -683,8 +714,7 @@ class CreateFunctionResponse(Response, kw_only=True):
     job_id: str
 
 
-class CreateMaterializedViewRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class CreateMaterializedViewRequest(ObjectRequest, kw_only=True):
     kind: str
     source_query: str
     output_schema: str
@@ -701,23 +731,20 @@ class CreateMaterializedViewResponse(Response, kw_only=True):
     job_id: str | None = None
 
 
-class CreateMultipartWriteRequest(Request, kw_only=True):
-    branch: str | None = None
-    id: list[str] | None = None
+class CreateMultipartWriteRequest(BranchRequest, kw_only=True):
+    pass
 
 
 class CreateMultipartWriteResponse(Model, kw_only=True):
     upload_id: str
 
 
-class CreateNamespaceRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class CreateNamespaceRequest(ObjectRequest, kw_only=True):
     mode: str | None = None
     properties: dict[str, str] | None = None
 
 
-class CreateNamespaceResponse(Response, kw_only=True):
-    transaction_id: str | None = None
+class CreateNamespaceResponse(TransactionResponse, kw_only=True):
     properties: dict[str, str] | None = None
 
 
@@ -742,13 +769,12 @@ class CreateRoleResponse(Response, kw_only=True):
     pass
 
 
-class CreateScheduleRequest(Request, kw_only=True, forbid_unknown_fields=True):
+class CreateScheduleRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     arguments: dict[str, Any] | None = None
     catch_up: bool | None = None
     cron: str | None = None
     debounce_seconds: float | None = None
     every_seconds: float | None = None
-    id: list[str] | None = None
     job: str
     on_commit: list[list[str]] | None = None
     paused: bool | None = None
@@ -761,8 +787,7 @@ class CreateScheduleResponse(Response, kw_only=True):
     schedule: ScheduleEntry
 
 
-class CreateSecretRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class CreateSecretRequest(ObjectRequest, kw_only=True):
     value: str
 
 
@@ -781,20 +806,17 @@ class CreateSnapshotResponse(Response, kw_only=True):
     snapshot: SnapshotEntry
 
 
-class CreateTableBranchRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class CreateTableBranchRequest(ObjectRequest, kw_only=True):
     name: str
     from_branch: str | None = None
     from_version: Count64 | None = None
 
 
-class CreateTableBranchResponse(Response, kw_only=True):
-    transaction_id: str | None = None
+class CreateTableBranchResponse(TransactionResponse, kw_only=True):
+    pass
 
 
-class CreateTableIndexRequest(Request, kw_only=True):
-    id: list[str] | None = None
-    branch: str | None = None
+class CreateTableIndexRequest(BranchRequest, kw_only=True):
     column: str
     index_type: str
     name: str | None = None
@@ -831,12 +853,11 @@ class CreateTableIndexRequest(Request, kw_only=True):
     split_on_numerics: bool | None = None
 
 
-class CreateTableIndexResponse(Response, kw_only=True):
-    transaction_id: str | None = None
+class CreateTableIndexResponse(TransactionResponse, kw_only=True):
+    pass
 
 
-class CreateTableRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class CreateTableRequest(ObjectRequest, kw_only=True):
     mode: str | None = None
     properties: dict[str, str] | None = None
     storage_options: dict[str, str] | None = None
@@ -844,8 +865,7 @@ class CreateTableRequest(Request, kw_only=True):
     location: str | None = None
 
 
-class CreateTableResponse(Response, kw_only=True):
-    transaction_id: str | None = None
+class CreateTableResponse(TransactionResponse, kw_only=True):
     location: str | None = None
     version: Count64 | None = None
     storage_options: dict[str, str] | None = None
@@ -853,19 +873,17 @@ class CreateTableResponse(Response, kw_only=True):
     num_rejected_rows: Count64 | None = None
 
 
-class CreateTableScalarIndexResponse(Response, kw_only=True):
-    transaction_id: str | None = None
+class CreateTableScalarIndexResponse(TransactionResponse, kw_only=True):
+    pass
 
 
-class CreateTableTagRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class CreateTableTagRequest(BranchRequest, kw_only=True):
     tag: str
     version: Count64
-    branch: str | None = None
 
 
-class CreateTableTagResponse(Response, kw_only=True):
-    transaction_id: str | None = None
+class CreateTableTagResponse(TransactionResponse, kw_only=True):
+    pass
 
 
 class CreateTableVersionEntry(Model, kw_only=True):
@@ -879,10 +897,8 @@ class CreateTableVersionEntry(Model, kw_only=True):
     naming_scheme: str | None = None
 
 
-class CreateTableVersionRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class CreateTableVersionRequest(BranchRequest, kw_only=True):
     version: Count64
-    branch: str | None = None
     manifest_path: str
     manifest_size: Count64 | None = None
     e_tag: str | None = None
@@ -890,13 +906,11 @@ class CreateTableVersionRequest(Request, kw_only=True):
     naming_scheme: str | None = None
 
 
-class CreateTableVersionResponse(Response, kw_only=True):
-    transaction_id: str | None = None
+class CreateTableVersionResponse(TransactionResponse, kw_only=True):
     version: TableVersion | None = None
 
 
-class CreateViewRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class CreateViewRequest(ObjectRequest, kw_only=True):
     query: str
 
 
@@ -909,15 +923,22 @@ class CreateViewResponse(Response, kw_only=True):
     schema: JsonArrowSchema
 
 
-class DeclareTableRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class DecideApprovalRequest(Request, kw_only=True, forbid_unknown_fields=True):
+    approval_id: str
+    approved: bool
+
+
+class DecideApprovalResponse(Response, kw_only=True):
+    approval: ApprovalEntry
+
+
+class DeclareTableRequest(ObjectRequest, kw_only=True):
     location: str | None = None
     vend_credentials: bool | None = None
     properties: dict[str, str] | None = None
 
 
-class DeclareTableResponse(Response, kw_only=True):
-    transaction_id: str | None = None
+class DeclareTableResponse(TransactionResponse, kw_only=True):
     location: str | None = None
     storage_options: dict[str, str] | None = None
     properties: dict[str, str] | None = None
@@ -934,14 +955,11 @@ class DeleteAclResponse(Response, kw_only=True):
     pass
 
 
-class DeleteFromTableRequest(Request, kw_only=True):
-    id: list[str] | None = None
-    branch: str | None = None
+class DeleteFromTableRequest(BranchRequest, kw_only=True):
     predicate: str
 
 
-class DeleteFromTableResponse(Response, kw_only=True):
-    transaction_id: str | None = None
+class DeleteFromTableResponse(TransactionResponse, kw_only=True):
     version: Count64 | None = None
     num_deleted_rows: Count64 | None = None
 
@@ -955,42 +973,49 @@ class DeleteRoleBindingResponse(Response, kw_only=True):
     pass
 
 
-class DeleteTableBranchRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class DeleteTableBranchRequest(ObjectRequest, kw_only=True):
     name: str
 
 
-class DeleteTableBranchResponse(Response, kw_only=True):
-    transaction_id: str | None = None
+class DeleteTableBranchResponse(TransactionResponse, kw_only=True):
+    pass
 
 
-class DeleteTableTagRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class DeleteTableTagRequest(ObjectRequest, kw_only=True):
     tag: str
 
 
-class DeleteTableTagResponse(Response, kw_only=True):
-    transaction_id: str | None = None
+class DeleteTableTagResponse(TransactionResponse, kw_only=True):
+    pass
 
 
-class DeregisterTableRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class DeregisterTableRequest(ObjectRequest, kw_only=True):
+    pass
 
 
-class DeregisterTableResponse(Response, kw_only=True):
-    transaction_id: str | None = None
+class DeregisterTableResponse(TransactionResponse, kw_only=True):
     id: list[str] | None = None
     location: str | None = None
     properties: dict[str, str] | None = None
 
 
-class DescribeFunctionRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class DescribeErasureRequest(Request, kw_only=True, forbid_unknown_fields=True):
+    erasure_id: str
+
+
+class DescribeErasureResponse(Response, kw_only=True):
+    erasure: ErasureEntry
+    report: str | None = None
+    signature: str | None = None
+    signature_is_valid: bool | None = None
+
+
+class DescribeFunctionRequest(ObjectRequest, kw_only=True):
     version: str | None = None
 
 
-class DescribeJobRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    id: list[str] | None = None
+class DescribeJobRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
+    pass
 
 
 class DescribeJobResponse(Response, kw_only=True):
@@ -1011,11 +1036,9 @@ class DescribeJobStateResponse(Response, kw_only=True):
     failure: JobFailure | None = None
 
 
-class DescribeLineageRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    id: list[str] | None = None
+class DescribeLineageRequest(BranchRequest, kw_only=True, forbid_unknown_fields=True):
     uri: str | None = None
     version: Int64 | None = None
-    branch: str | None = None
     direction: str | None = None
     depth: Int32 | None = None
     column: str | None = None
@@ -1027,8 +1050,8 @@ class DescribeLineageResponse(Response, kw_only=True):
     is_truncated: bool
 
 
-class DescribeMaterializedViewRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class DescribeMaterializedViewRequest(ObjectRequest, kw_only=True):
+    pass
 
 
 class DescribeMaterializedViewResponse(Response, kw_only=True):
@@ -1042,24 +1065,24 @@ class DescribeMaterializedViewResponse(Response, kw_only=True):
     auto_refresh_interval_seconds: float | None = None
 
 
-class DescribeNamespaceRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class DescribeNamespaceRequest(ObjectRequest, kw_only=True):
+    pass
 
 
 class DescribeNamespaceResponse(Response, kw_only=True):
     properties: dict[str, str] | None = None
 
 
-class DescribeScheduleRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    id: list[str] | None = None
+class DescribeScheduleRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
+    pass
 
 
 class DescribeScheduleResponse(Response, kw_only=True):
     schedule: ScheduleEntry
 
 
-class DescribeSecretRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class DescribeSecretRequest(ObjectRequest, kw_only=True):
+    pass
 
 
 class DescribeSecretResponse(Response, kw_only=True):
@@ -1076,8 +1099,7 @@ class DescribeSnapshotResponse(Response, kw_only=True):
     snapshot: SnapshotEntry
 
 
-class DescribeTableContractRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    id: list[str] | None = None
+class DescribeTableContractRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     limit: Positive64 | None = None
 
 
@@ -1089,10 +1111,8 @@ class DescribeTableContractResponse(Response, kw_only=True):
     commits: list[CheckedCommit]
 
 
-class DescribeTableIndexStatsRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class DescribeTableIndexStatsRequest(BranchRequest, kw_only=True):
     version: Count64 | None = None
-    branch: str | None = None
     index_name: str | None = None
 
 
@@ -1106,11 +1126,9 @@ class DescribeTableIndexStatsResponse(Response, kw_only=True):
     status: str | None = None
 
 
-class DescribeTableRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class DescribeTableRequest(BranchRequest, kw_only=True):
     version: Count64 | None = None
     tag: str | None = None
-    branch: str | None = None
     with_table_uri: bool | None = None
     load_detailed_metadata: bool | None = None
     check_declared: bool | None = None
@@ -1132,18 +1150,16 @@ class DescribeTableResponse(Response, kw_only=True):
     is_only_declared: bool | None = None
 
 
-class DescribeTableVersionRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class DescribeTableVersionRequest(BranchRequest, kw_only=True):
     version: Count64 | None = None
-    branch: str | None = None
 
 
 class DescribeTableVersionResponse(Response, kw_only=True):
     version: TableVersion
 
 
-class DescribeTransactionRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class DescribeTransactionRequest(ObjectRequest, kw_only=True):
+    pass
 
 
 class DescribeTransactionResponse(Response, kw_only=True):
@@ -1151,8 +1167,8 @@ class DescribeTransactionResponse(Response, kw_only=True):
     properties: dict[str, str] | None = None
 
 
-class DescribeViewRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class DescribeViewRequest(ObjectRequest, kw_only=True):
+    pass
 
 
 class DescribeViewResponse(Response, kw_only=True):
@@ -1164,8 +1180,7 @@ class DescribeViewResponse(Response, kw_only=True):
     schema: JsonArrowSchema
 
 
-class DiffTableBranchRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class DiffTableBranchRequest(ObjectRequest, kw_only=True):
     from_branch: str
 
 
@@ -1186,17 +1201,23 @@ class DiffTableBranchResponse(Response, kw_only=True):
     errors: list[BranchDiffError]
 
 
-class DisableTableRteRequest(Request, kw_only=True):
-    id: list[str] | None = None
-    branch: str | None = None
+class DisableTableRteRequest(BranchRequest, kw_only=True):
+    pass
 
 
 class DisableTableRteResponse(Response, kw_only=True):
     pass
 
 
-class DropFunctionRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class DropClassificationPolicyRequest(Request, kw_only=True, forbid_unknown_fields=True):
+    name: str
+
+
+class DropClassificationPolicyResponse(Response, kw_only=True):
+    policies: list[ClassificationPolicy]
+
+
+class DropFunctionRequest(ObjectRequest, kw_only=True):
     version: str | None = None
     only_version: bool | None = None
 
@@ -1205,16 +1226,15 @@ class DropFunctionResponse(Response, kw_only=True):
     dropped: bool
 
 
-class DropMaterializedViewRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class DropMaterializedViewRequest(ObjectRequest, kw_only=True):
+    pass
 
 
 class DropMaterializedViewResponse(Response, kw_only=True):
     transaction_id: str
 
 
-class DropNamespaceRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class DropNamespaceRequest(ObjectRequest, kw_only=True):
     mode: str | None = None
     behavior: str | None = None
 
@@ -1241,16 +1261,16 @@ class DropRoleResponse(Response, kw_only=True):
     pass
 
 
-class DropScheduleRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    id: list[str] | None = None
+class DropScheduleRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
+    pass
 
 
 class DropScheduleResponse(Response, kw_only=True):
     pass
 
 
-class DropSecretRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class DropSecretRequest(ObjectRequest, kw_only=True):
+    pass
 
 
 class DropSecretResponse(Response, kw_only=True):
@@ -1265,26 +1285,23 @@ class DropSnapshotResponse(Response, kw_only=True):
     pass
 
 
-class DropTableContractRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    id: list[str] | None = None
+class DropTableContractRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
+    pass
 
 
 class DropTableContractResponse(Response, kw_only=True):
     pass
 
 
-class DropTableIndexRequest(Request, kw_only=True):
-    id: list[str] | None = None
-    branch: str | None = None
+class DropTableIndexRequest(BranchRequest, kw_only=True):
     index_name: str | None = None
 
 
-class DropTableIndexResponse(Response, kw_only=True):
-    transaction_id: str | None = None
+class DropTableIndexResponse(TransactionResponse, kw_only=True):
+    pass
 
 
-class DropTablePolicyRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    id: list[str] | None = None
+class DropTablePolicyRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     name: str
 
 
@@ -1292,27 +1309,26 @@ class DropTablePolicyResponse(Response, kw_only=True):
     policies: list[TablePolicy]
 
 
-class DropTablePrimaryKeyRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    id: list[str] | None = None
+class DropTablePrimaryKeyRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
+    pass
 
 
 class DropTablePrimaryKeyResponse(Response, kw_only=True):
     pass
 
 
-class DropTableRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class DropTableRequest(ObjectRequest, kw_only=True):
+    pass
 
 
-class DropTableResponse(Response, kw_only=True):
-    transaction_id: str | None = None
+class DropTableResponse(TransactionResponse, kw_only=True):
     id: list[str] | None = None
     location: str | None = None
     properties: dict[str, str] | None = None
 
 
-class DropViewRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class DropViewRequest(ObjectRequest, kw_only=True):
+    pass
 
 
 class DropViewResponse(Response, kw_only=True):
@@ -1335,9 +1351,7 @@ class DroppedTable(Model, kw_only=True):
     removed_at_millis: Int64
 
 
-class EnableTableRteRequest(Request, kw_only=True):
-    id: list[str] | None = None
-    branch: str | None = None
+class EnableTableRteRequest(BranchRequest, kw_only=True):
     sharding: dict[str, Any] | None = None
     maintained_indexes: list[str] | None = None
     writer_config_defaults: dict[str, Any] | None = None
@@ -1347,6 +1361,28 @@ class EnableTableRteResponse(Response, kw_only=True):
     pass
 
 
+class EraseFromTableRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
+    predicate: str
+    values_of: list[str] | None = None
+    end_protected: bool | None = None
+    reference: str | None = None
+
+
+class EraseFromTableResponse(Response, kw_only=True):
+    erasure_id: str
+    transaction_id: str
+
+
+class ErasureEntry(Model, kw_only=True):
+    id: str
+    table: list[str]
+    reference: str | None = None
+    outcome: str
+    requested_by: str
+    requested_at_millis: Int64
+    ended_at_millis: Int64 | None = None
+
+
 class ErrorResponse(Response, kw_only=True):
     error: str | None = None
     code: Count64
@@ -1354,9 +1390,7 @@ class ErrorResponse(Response, kw_only=True):
     instance: str | None = None
 
 
-class ExplainTableQueryPlanRequest(Request, kw_only=True):
-    id: list[str] | None = None
-    branch: str | None = None
+class ExplainTableQueryPlanRequest(BranchRequest, kw_only=True):
     query: QueryTableRequest
     verbose: bool | None = None
 
@@ -1365,17 +1399,25 @@ class ExplainTableQueryPlanResponse(Response, kw_only=True):
     plan: str
 
 
-class FetchTableBlobsRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class FetchTableBlobsRequest(BranchRequest, kw_only=True):
     column: str
     row_ids: list[Count64]
     version: Count64 | None = None
-    branch: str | None = None
 
 
-class FinishJobRequest(Request, kw_only=True, forbid_unknown_fields=True):
+class FindClassifiedRequest(Request, kw_only=True, forbid_unknown_fields=True):
+    key: str
+    value: str | None = None
+    limit: Int32 | None = None
+    page_token: str | None = None
+
+
+class FindClassifiedResponse(PageResponse, kw_only=True):
+    classifications: list[Classification]
+
+
+class FinishJobRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     error: str | None = None
-    id: list[str] | None = None
     owner: str
     properties: dict[str, str] | None = None
     status: str
@@ -1386,9 +1428,8 @@ class FinishJobResponse(Response, kw_only=True):
     status: str
 
 
-class FlushTableRteRequest(Request, kw_only=True):
-    id: list[str] | None = None
-    branch: str | None = None
+class FlushTableRteRequest(BranchRequest, kw_only=True):
+    pass
 
 
 class FlushTableRteResponse(Response, kw_only=True):
@@ -1488,9 +1529,8 @@ class GetAuthzPrincipalResponse(Response, kw_only=True):
     roles: list[str]
 
 
-class GetTableRteSpecRequest(Request, kw_only=True):
-    branch: str | None = None
-    id: list[str] | None = None
+class GetTableRteSpecRequest(BranchRequest, kw_only=True):
+    pass
 
 
 class GetTableRteSpecResponse(Response, kw_only=True):
@@ -1498,9 +1538,7 @@ class GetTableRteSpecResponse(Response, kw_only=True):
     rte_spec: dict[str, Any] | None = None
 
 
-class GetTableRteStatsRequest(Request, kw_only=True):
-    id: list[str] | None = None
-    branch: str | None = None
+class GetTableRteStatsRequest(BranchRequest, kw_only=True):
     include_generation_rows: bool | None = None
     include_sstable_rows: bool | None = None
 
@@ -1510,9 +1548,8 @@ class GetTableRteStatsResponse(Response, kw_only=True):
     rte_stats: dict[str, Any] | None = None
 
 
-class GetTableStatsRequest(Request, kw_only=True):
-    id: list[str] | None = None
-    branch: str | None = None
+class GetTableStatsRequest(BranchRequest, kw_only=True):
+    pass
 
 
 class GetTableStatsResponse(Response, kw_only=True):
@@ -1523,8 +1560,7 @@ class GetTableStatsResponse(Response, kw_only=True):
     num_deleted_rows: Count64 | None = None
 
 
-class GetTableTagVersionRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class GetTableTagVersionRequest(ObjectRequest, kw_only=True):
     tag: str
 
 
@@ -1543,9 +1579,8 @@ class Grant(Model, kw_only=True):
     granted_at_millis: Int64
 
 
-class GrantPrivilegesRequest(Request, kw_only=True, forbid_unknown_fields=True):
+class GrantPrivilegesRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     object_kind: str
-    id: list[str] | None = None
     grantee: str
     grantee_kind: str | None = None
     privileges: list[str]
@@ -1577,16 +1612,13 @@ class IndexContent(Model, kw_only=True):
     failure: str | None = None
 
 
-class InsertIntoTableRequest(Request, kw_only=True):
-    id: list[str] | None = None
-    branch: str | None = None
+class InsertIntoTableRequest(BranchRequest, kw_only=True):
     mode: str | None = None
     upload_id: str | None = None
     upload_part_id: str | None = None
 
 
-class InsertIntoTableResponse(Response, kw_only=True):
-    transaction_id: str | None = None
+class InsertIntoTableResponse(TransactionResponse, kw_only=True):
     num_inserted_rows: Count64 | None = None
     version: Count64 | None = None
     num_rejected_rows: Count64 | None = None
@@ -1642,8 +1674,7 @@ class JsonArrowSchema(Model, kw_only=True):
     metadata: dict[str, str] | None = None
 
 
-class KeepJobPartRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    id: list[str] | None = None
+class KeepJobPartRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     name: str
     owner: str
     value: str
@@ -1651,6 +1682,17 @@ class KeepJobPartRequest(Request, kw_only=True, forbid_unknown_fields=True):
 
 class KeepJobPartResponse(Response, kw_only=True):
     paused: bool | None = None
+
+
+class LiftProtectionRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
+    object_kind: str
+    dropped_id: Int64 | None = None
+    kind: str
+    operations: list[str] | None = None
+
+
+class LiftProtectionResponse(Response, kw_only=True):
+    protections: list[ProtectionEntry]
 
 
 class LineageColumn(Model, kw_only=True):
@@ -1704,9 +1746,8 @@ class ListAllJobsRequest(Request, kw_only=True):
     state: str | None = None
 
 
-class ListAllJobsResponse(Response, kw_only=True):
+class ListAllJobsResponse(PageResponse, kw_only=True):
     jobs: list[JobSummary]
-    page_token: str | None = None
 
 
 class ListAllTablesRequest(Request, kw_only=True):
@@ -1722,9 +1763,17 @@ class ListApiKeysRequest(Request, kw_only=True, forbid_unknown_fields=True):
     principal: str | None = None
 
 
-class ListApiKeysResponse(Response, kw_only=True):
+class ListApiKeysResponse(PageResponse, kw_only=True):
     keys: list[ApiKey]
+
+
+class ListApprovalsRequest(Request, kw_only=True, forbid_unknown_fields=True):
+    limit: Int32 | None = None
     page_token: str | None = None
+
+
+class ListApprovalsResponse(PageResponse, kw_only=True):
+    approvals: list[ApprovalEntry]
 
 
 class ListAuditRecordsRequest(Request, kw_only=True, forbid_unknown_fields=True):
@@ -1738,9 +1787,25 @@ class ListAuditRecordsRequest(Request, kw_only=True, forbid_unknown_fields=True)
     until_millis: Int64 | None = None
 
 
-class ListAuditRecordsResponse(Response, kw_only=True):
-    page_token: str | None = None
+class ListAuditRecordsResponse(PageResponse, kw_only=True):
     records: list[AuditEntry]
+
+
+class ListClassificationPoliciesRequest(Request, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class ListClassificationPoliciesResponse(Response, kw_only=True):
+    policies: list[ClassificationPolicy]
+
+
+class ListClassificationsRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
+    object_kind: str
+
+
+class ListClassificationsResponse(Response, kw_only=True):
+    classifications: list[Classification]
+    unknown_sources: list[list[str]] | None = None
 
 
 class ListDroppedNamespacesRequest(Request, kw_only=True, forbid_unknown_fields=True):
@@ -1748,9 +1813,8 @@ class ListDroppedNamespacesRequest(Request, kw_only=True, forbid_unknown_fields=
     page_token: str | None = None
 
 
-class ListDroppedNamespacesResponse(Response, kw_only=True):
+class ListDroppedNamespacesResponse(PageResponse, kw_only=True):
     namespaces: list[DroppedNamespace]
-    page_token: str | None = None
 
 
 class ListDroppedTablesRequest(Request, kw_only=True, forbid_unknown_fields=True):
@@ -1758,13 +1822,20 @@ class ListDroppedTablesRequest(Request, kw_only=True, forbid_unknown_fields=True
     page_token: str | None = None
 
 
-class ListDroppedTablesResponse(Response, kw_only=True):
-    page_token: str | None = None
+class ListDroppedTablesResponse(PageResponse, kw_only=True):
     tables: list[DroppedTable]
 
 
-class ListFunctionErrorsRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class ListErasuresRequest(Request, kw_only=True, forbid_unknown_fields=True):
+    limit: Int32 | None = None
+    page_token: str | None = None
+
+
+class ListErasuresResponse(PageResponse, kw_only=True):
+    erasures: list[ErasureEntry]
+
+
+class ListFunctionErrorsRequest(ObjectRequest, kw_only=True):
     job_id: str | None = None
     column: str | None = None
     limit: Int64 | None = None
@@ -1776,40 +1847,34 @@ class ListFunctionErrorsResponse(Response, kw_only=True):
     truncated: bool | None = None
 
 
-class ListFunctionsRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class ListFunctionsRequest(ObjectRequest, kw_only=True):
     page_token: str | None = None
     limit: Int64 | None = None
     include_definition: bool | None = None
 
 
-class ListFunctionsResponse(Response, kw_only=True):
+class ListFunctionsResponse(PageResponse, kw_only=True):
     functions: list[FunctionEntry]
-    page_token: str | None = None
 
 
-class ListGrantsRequest(Request, kw_only=True, forbid_unknown_fields=True):
+class ListGrantsRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     object_kind: str | None = None
-    id: list[str] | None = None
     grantee: str | None = None
     grantee_kind: str | None = None
     limit: Int32 | None = None
     page_token: str | None = None
 
 
-class ListGrantsResponse(Response, kw_only=True):
+class ListGrantsResponse(PageResponse, kw_only=True):
     grants: list[Grant]
-    page_token: str | None = None
 
 
-class ListJobPartsRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    id: list[str] | None = None
+class ListJobPartsRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     limit: Int32 | None = None
     page_token: str | None = None
 
 
-class ListJobPartsResponse(Response, kw_only=True):
-    page_token: str | None = None
+class ListJobPartsResponse(PageResponse, kw_only=True):
     parts: dict[str, str]
 
 
@@ -1820,20 +1885,17 @@ class ListJobsRequest(Request, kw_only=True, forbid_unknown_fields=True):
     status: str | None = None
 
 
-class ListJobsResponse(Response, kw_only=True):
+class ListJobsResponse(PageResponse, kw_only=True):
     jobs: list[JobEntry]
-    page_token: str | None = None
 
 
-class ListMaterializedViewsRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class ListMaterializedViewsRequest(ObjectRequest, kw_only=True):
     limit: Int32 | None = None
     page_token: str | None = None
 
 
-class ListMaterializedViewsResponse(Response, kw_only=True):
+class ListMaterializedViewsResponse(PageResponse, kw_only=True):
     views: list[str]
-    page_token: str | None = None
 
 
 class ListMountsRequest(Request, kw_only=True, forbid_unknown_fields=True):
@@ -1841,20 +1903,17 @@ class ListMountsRequest(Request, kw_only=True, forbid_unknown_fields=True):
     page_token: str | None = None
 
 
-class ListMountsResponse(Response, kw_only=True):
+class ListMountsResponse(PageResponse, kw_only=True):
     mounts: list[MountEntry]
-    page_token: str | None = None
 
 
-class ListNamespacesRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class ListNamespacesRequest(ObjectRequest, kw_only=True):
     page_token: str | None = None
     limit: Int64 | None = None
 
 
-class ListNamespacesResponse(Response, kw_only=True):
+class ListNamespacesResponse(PageResponse, kw_only=True):
     namespaces: list[str]
-    page_token: str | None = None
 
 
 class ListPrincipalsRequest(Request, kw_only=True, forbid_unknown_fields=True):
@@ -1862,9 +1921,19 @@ class ListPrincipalsRequest(Request, kw_only=True, forbid_unknown_fields=True):
     page_token: str | None = None
 
 
-class ListPrincipalsResponse(Response, kw_only=True):
+class ListPrincipalsResponse(PageResponse, kw_only=True):
     principals: list[PrincipalEntry]
+
+
+class ListProtectionsRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
+    object_kind: str | None = None
+    dropped_id: Int64 | None = None
+    limit: Int32 | None = None
     page_token: str | None = None
+
+
+class ListProtectionsResponse(PageResponse, kw_only=True):
+    protections: list[ProtectionEntry]
 
 
 class ListPublicationsRequest(Request, kw_only=True, forbid_unknown_fields=True):
@@ -1872,9 +1941,8 @@ class ListPublicationsRequest(Request, kw_only=True, forbid_unknown_fields=True)
     page_token: str | None = None
 
 
-class ListPublicationsResponse(Response, kw_only=True):
+class ListPublicationsResponse(PageResponse, kw_only=True):
     publications: list[PublicationEntry]
-    page_token: str | None = None
 
 
 class ListRoleBindingsRequest(Request, kw_only=True):
@@ -1894,9 +1962,8 @@ class ListRolesRequest(Request, kw_only=True, forbid_unknown_fields=True):
     page_token: str | None = None
 
 
-class ListRolesResponse(Response, kw_only=True):
+class ListRolesResponse(PageResponse, kw_only=True):
     roles: list[RoleEntry]
-    page_token: str | None = None
 
 
 class ListSchedulesRequest(Request, kw_only=True, forbid_unknown_fields=True):
@@ -1905,20 +1972,17 @@ class ListSchedulesRequest(Request, kw_only=True, forbid_unknown_fields=True):
     table: str | None = None
 
 
-class ListSchedulesResponse(Response, kw_only=True):
-    page_token: str | None = None
+class ListSchedulesResponse(PageResponse, kw_only=True):
     schedules: list[ScheduleEntry]
 
 
-class ListSecretsRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class ListSecretsRequest(ObjectRequest, kw_only=True):
     page_token: str | None = None
     limit: Int64 | None = None
 
 
-class ListSecretsResponse(Response, kw_only=True):
+class ListSecretsResponse(PageResponse, kw_only=True):
     secrets: list[SecretEntry]
-    page_token: str | None = None
 
 
 class ListSnapshotsRequest(Request, kw_only=True, forbid_unknown_fields=True):
@@ -1926,9 +1990,8 @@ class ListSnapshotsRequest(Request, kw_only=True, forbid_unknown_fields=True):
     page_token: str | None = None
 
 
-class ListSnapshotsResponse(Response, kw_only=True):
+class ListSnapshotsResponse(PageResponse, kw_only=True):
     snapshots: list[SnapshotEntry]
-    page_token: str | None = None
 
 
 class ListTableAgesRequest(Request, kw_only=True, forbid_unknown_fields=True):
@@ -1940,84 +2003,70 @@ class ListTableAgesResponse(Response, kw_only=True):
     tables: list[TableAgeEntry]
 
 
-class ListTableBranchesRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class ListTableBranchesRequest(ObjectRequest, kw_only=True):
     page_token: str | None = None
     limit: Int64 | None = None
 
 
-class ListTableBranchesResponse(Response, kw_only=True):
+class ListTableBranchesResponse(PageResponse, kw_only=True):
     branches: dict[str, BranchContents]
-    page_token: str | None = None
 
 
-class ListTableIndicesRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class ListTableIndicesRequest(BranchRequest, kw_only=True):
     version: Count64 | None = None
-    branch: str | None = None
     page_token: str | None = None
     limit: Int64 | None = None
 
 
-class ListTableIndicesResponse(Response, kw_only=True):
+class ListTableIndicesResponse(PageResponse, kw_only=True):
     indexes: list[IndexContent]
-    page_token: str | None = None
 
 
-class ListTablePoliciesRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    id: list[str] | None = None
+class ListTablePoliciesRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
+    pass
 
 
 class ListTablePoliciesResponse(Response, kw_only=True):
     policies: list[TablePolicy]
 
 
-class ListTableTagsRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class ListTableTagsRequest(ObjectRequest, kw_only=True):
     page_token: str | None = None
     limit: Int64 | None = None
 
 
-class ListTableTagsResponse(Response, kw_only=True):
+class ListTableTagsResponse(PageResponse, kw_only=True):
     tags: dict[str, TagContents]
-    page_token: str | None = None
 
 
-class ListTableVersionsRequest(Request, kw_only=True):
-    id: list[str] | None = None
-    branch: str | None = None
+class ListTableVersionsRequest(BranchRequest, kw_only=True):
     page_token: str | None = None
     limit: Int64 | None = None
     descending: bool | None = None
     load_changes: bool | None = None
 
 
-class ListTableVersionsResponse(Response, kw_only=True):
+class ListTableVersionsResponse(PageResponse, kw_only=True):
     versions: list[TableVersion]
-    page_token: str | None = None
 
 
-class ListTablesRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class ListTablesRequest(ObjectRequest, kw_only=True):
     page_token: str | None = None
     limit: Int64 | None = None
     include_declared: bool | None = None
 
 
-class ListTablesResponse(Response, kw_only=True):
+class ListTablesResponse(PageResponse, kw_only=True):
     tables: list[str]
-    page_token: str | None = None
 
 
-class ListViewsRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class ListViewsRequest(ObjectRequest, kw_only=True):
     limit: Int32 | None = None
     page_token: str | None = None
 
 
-class ListViewsResponse(Response, kw_only=True):
+class ListViewsResponse(PageResponse, kw_only=True):
     views: list[str]
-    page_token: str | None = None
 
 
 class MatchQuery(Model, kw_only=True):
@@ -2056,9 +2105,7 @@ class MaterializedViewUdtfEntry(Model, kw_only=True):
     manifest_checksum: str | None = None
 
 
-class MergeInsertIntoTableRequest(Request, kw_only=True):
-    id: list[str] | None = None
-    branch: str | None = None
+class MergeInsertIntoTableRequest(BranchRequest, kw_only=True):
     on: list[str] | None = None
     when_matched_update_all: bool | None = None
     when_matched_update_all_filt: str | None = None
@@ -2071,8 +2118,7 @@ class MergeInsertIntoTableRequest(Request, kw_only=True):
     use_rte: bool | None = None
 
 
-class MergeInsertIntoTableResponse(Response, kw_only=True):
-    transaction_id: str | None = None
+class MergeInsertIntoTableResponse(TransactionResponse, kw_only=True):
     num_updated_rows: Count64 | None = None
     num_inserted_rows: Count64 | None = None
     num_deleted_rows: Count64 | None = None
@@ -2087,8 +2133,7 @@ class MinHashQuery(Model, kw_only=True):
     text: str
 
 
-class MountCatalogRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    id: list[str] | None = None
+class MountCatalogRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     kind: str
     settings: dict[str, Any] | None = None
     allowed_locations: list[str] | None = None
@@ -2121,8 +2166,7 @@ class MountFinding(Model, kw_only=True):
     converted: bool | None = None
 
 
-class MoveTableRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    id: list[str] | None = None
+class MoveTableRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     new_id: list[str]
     copy: bool | None = None
     keep_entry: bool | None = None
@@ -2144,8 +2188,8 @@ class MultiMatchQuery(Model, kw_only=True):
     match_queries: list[MatchQuery]
 
 
-class NamespaceExistsRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class NamespaceExistsRequest(ObjectRequest, kw_only=True):
+    pass
 
 
 class NamespaceExistsResponse(Response, kw_only=True):
@@ -2193,9 +2237,7 @@ class PhraseQuery(Model, kw_only=True):
     document_granularity: str | None = None
 
 
-class PrewarmTableIndexRequest(Request, kw_only=True):
-    branch: str | None = None
-    id: list[str] | None = None
+class PrewarmTableIndexRequest(BranchRequest, kw_only=True):
     index_name: str | None = None
     with_position: bool | None = None
 
@@ -2204,10 +2246,8 @@ class PrewarmTableIndexResponse(Response, kw_only=True):
     pass
 
 
-class PrewarmTablePageCacheRequest(Request, kw_only=True):
-    branch: str | None = None
+class PrewarmTablePageCacheRequest(BranchRequest, kw_only=True):
     columns: list[str] | None = None
-    id: list[str] | None = None
 
 
 class PrewarmTablePageCacheResponse(Response, kw_only=True):
@@ -2219,6 +2259,16 @@ class PrincipalEntry(Model, kw_only=True):
     administrator: bool
     disabled: bool
     created_at_millis: Int64
+
+
+class ProtectionEntry(Model, kw_only=True):
+    object_kind: str
+    id: list[str] | None = None
+    kind: str
+    operation: str | None = None
+    reason: str | None = None
+    set_by: str
+    set_at_millis: Int64
 
 
 class PublicationEntry(Model, kw_only=True):
@@ -2265,9 +2315,7 @@ class QueryTableVector(Model, kw_only=True):
     multi_vector: list[list[float]] | None = None
 
 
-class QueryTableRequest(Request, kw_only=True):
-    id: list[str] | None = None
-    branch: str | None = None
+class QueryTableRequest(BranchRequest, kw_only=True):
     bypass_vector_index: bool | None = None
     columns: QueryTableColumns | None = None
     distance_type: str | None = None
@@ -2299,8 +2347,7 @@ class QueryTableResponse(Response, kw_only=True):
     data: bytes | None = None
 
 
-class ReadJobFunctionRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    id: list[str] | None = None
+class ReadJobFunctionRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     owner: str
 
 
@@ -2312,19 +2359,16 @@ class ReadJobFunctionResponse(Response, kw_only=True):
     secrets: dict[str, str] | None = None
 
 
-class ReadTableBlobRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class ReadTableBlobRequest(BranchRequest, kw_only=True):
     column: str | None = None
     row_id: Count64 | None = None
     version: Count64 | None = None
-    branch: str | None = None
     source_uri: str | None = None
     row_is_address: bool | None = None
     source_commit_micros: Count64 | None = None
 
 
-class RecordFunctionErrorsRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    id: list[str] | None = None
+class RecordFunctionErrorsRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     owner: str
     column: str
     fragment_id: Count64
@@ -2339,18 +2383,15 @@ class RecordFunctionErrorsResponse(Response, kw_only=True):
     recorded: bool
 
 
-class RecordTableLineageRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    id: list[str] | None = None
+class RecordTableLineageRequest(BranchRequest, kw_only=True, forbid_unknown_fields=True):
     version: Int64
-    branch: str | None = None
 
 
 class RecordTableLineageResponse(Response, kw_only=True):
     recorded: bool
 
 
-class RefreshMaterializedViewRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class RefreshMaterializedViewRequest(ObjectRequest, kw_only=True):
     src_version: Int64 | None = None
     max_rows_per_fragment: Int64 | None = None
     concurrency: Int64 | None = None
@@ -2366,15 +2407,13 @@ class RefreshMaterializedViewResponse(Response, kw_only=True):
     job_id: str
 
 
-class RegisterTableRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class RegisterTableRequest(ObjectRequest, kw_only=True):
     location: str
     mode: str | None = None
     properties: dict[str, str] | None = None
 
 
-class RegisterTableResponse(Response, kw_only=True):
-    transaction_id: str | None = None
+class RegisterTableResponse(TransactionResponse, kw_only=True):
     location: str | None = None
     properties: dict[str, str] | None = None
 
@@ -2389,14 +2428,13 @@ class RemoveRoleMemberResponse(Response, kw_only=True):
     pass
 
 
-class RenameTableRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class RenameTableRequest(ObjectRequest, kw_only=True):
     new_table_name: str
     new_namespace_id: list[str] | None = None
 
 
-class RenameTableResponse(Response, kw_only=True):
-    transaction_id: str | None = None
+class RenameTableResponse(TransactionResponse, kw_only=True):
+    pass
 
 
 class RepairFinding(Model, kw_only=True):
@@ -2405,9 +2443,8 @@ class RepairFinding(Model, kw_only=True):
     kind: str
 
 
-class RepairTableRequest(Request, kw_only=True, forbid_unknown_fields=True):
+class RepairTableRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     dry_run: bool | None = None
-    id: list[str] | None = None
     restore: bool | None = None
 
 
@@ -2415,14 +2452,12 @@ class RepairTableResponse(Response, kw_only=True):
     findings: list[RepairFinding]
 
 
-class RestoreTableRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class RestoreTableRequest(BranchRequest, kw_only=True):
     version: Count64
-    branch: str | None = None
 
 
-class RestoreTableResponse(Response, kw_only=True):
-    transaction_id: str | None = None
+class RestoreTableResponse(TransactionResponse, kw_only=True):
+    pass
 
 
 class ResumeJobRequest(Request, kw_only=True):
@@ -2442,9 +2477,8 @@ class RevokeApiKeyResponse(Response, kw_only=True):
     key: ApiKey
 
 
-class RevokePrivilegesRequest(Request, kw_only=True, forbid_unknown_fields=True):
+class RevokePrivilegesRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     object_kind: str
-    id: list[str] | None = None
     grantee: str
     grantee_kind: str | None = None
     privileges: list[str]
@@ -2488,8 +2522,8 @@ class RowFailure(Model, kw_only=True, forbid_unknown_fields=True):
     error_message: str
 
 
-class RunScheduleRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    id: list[str] | None = None
+class RunScheduleRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
+    pass
 
 
 class RunScheduleResponse(Response, kw_only=True):
@@ -2528,8 +2562,44 @@ class SecretEntry(Model, kw_only=True):
     name: str
 
 
-class SetTableContractRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    id: list[str] | None = None
+class SetClassificationPolicyRequest(Request, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    key: str
+    value: str | None = None
+    filter: str | None = None
+    mask: str | None = None
+    expression: str | None = None
+    exempt_roles: list[str] | None = None
+
+
+class SetClassificationPolicyResponse(Response, kw_only=True):
+    policies: list[ClassificationPolicy]
+
+
+class SetClassificationRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
+    object_kind: str
+    column: str | None = None
+    key: str
+    value: str | None = None
+
+
+class SetClassificationResponse(Response, kw_only=True):
+    classifications: list[Classification]
+
+
+class SetProtectionRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
+    object_kind: str
+    dropped_id: Int64 | None = None
+    kind: str
+    reason: str | None = None
+    operations: list[str] | None = None
+
+
+class SetProtectionResponse(Response, kw_only=True):
+    protections: list[ProtectionEntry]
+
+
+class SetTableContractRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     checks: list[str]
     on_failure: str | None = None
     clients: str | None = None
@@ -2541,8 +2611,7 @@ class SetTableContractResponse(Response, kw_only=True):
     clients: str
 
 
-class SetTableMaxAgeRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    id: list[str] | None = None
+class SetTableMaxAgeRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     max_age_seconds: float | None = None
 
 
@@ -2550,8 +2619,7 @@ class SetTableMaxAgeResponse(Response, kw_only=True):
     pass
 
 
-class SetTablePolicyRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    id: list[str] | None = None
+class SetTablePolicyRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     name: str
     filter: str | None = None
     masks: list[ColumnMask] | None = None
@@ -2562,8 +2630,7 @@ class SetTablePolicyResponse(Response, kw_only=True):
     policies: list[TablePolicy]
 
 
-class SetTablePrimaryKeyRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    id: list[str] | None = None
+class SetTablePrimaryKeyRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     columns: list[str] | None = None
 
 
@@ -2627,8 +2694,7 @@ class TableBasicStats(Model, kw_only=True):
     num_fragments: Count64
 
 
-class TableExistsRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class TableExistsRequest(ObjectRequest, kw_only=True):
     version: Count64 | None = None
 
 
@@ -2669,9 +2735,7 @@ class TagContents(Model, kw_only=True):
     manifestSize: Count64
 
 
-class TestTableRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    id: list[str] | None = None
-    branch: str | None = None
+class TestTableRequest(BranchRequest, kw_only=True, forbid_unknown_fields=True):
     version: Count64 | None = None
 
 
@@ -2688,9 +2752,8 @@ class TestedCheck(Model, kw_only=True):
     found: str | None = None
 
 
-class UndropNamespaceRequest(Request, kw_only=True, forbid_unknown_fields=True):
+class UndropNamespaceRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     dropped_id: Int64 | None = None
-    id: list[str] | None = None
     new_namespace_id: list[str] | None = None
 
 
@@ -2700,9 +2763,8 @@ class UndropNamespaceResponse(Response, kw_only=True):
     tables: Int64
 
 
-class UndropTableRequest(Request, kw_only=True, forbid_unknown_fields=True):
+class UndropTableRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     dropped_id: Int64 | None = None
-    id: list[str] | None = None
     new_namespace_id: list[str] | None = None
     new_table_name: str | None = None
 
@@ -2713,12 +2775,22 @@ class UndropTableResponse(Response, kw_only=True):
     properties: dict[str, str] | None = None
 
 
-class UnmountCatalogRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    id: list[str] | None = None
+class UnmountCatalogRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
+    pass
 
 
 class UnmountCatalogResponse(Response, kw_only=True):
     pass
+
+
+class UnsetClassificationRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
+    object_kind: str
+    column: str | None = None
+    key: str
+
+
+class UnsetClassificationResponse(Response, kw_only=True):
+    classifications: list[Classification]
 
 
 class UpdateFieldMetadataEntry(Model, kw_only=True):
@@ -2727,9 +2799,7 @@ class UpdateFieldMetadataEntry(Model, kw_only=True):
     replace: bool | None = None
 
 
-class UpdateFieldMetadataRequest(Request, kw_only=True):
-    id: list[str] | None = None
-    branch: str | None = None
+class UpdateFieldMetadataRequest(BranchRequest, kw_only=True):
     updates: list[UpdateFieldMetadataEntry]
 
 
@@ -2738,41 +2808,33 @@ class UpdateFieldMetadataResponse(Response, kw_only=True):
     fields: dict[str, dict[str, str]] | None = None
 
 
-class UpdateTableRequest(Request, kw_only=True):
-    id: list[str] | None = None
-    branch: str | None = None
+class UpdateTableRequest(BranchRequest, kw_only=True):
     predicate: str | None = None
     updates: list[list[str]]
     properties: dict[str, str] | None = None
 
 
-class UpdateTableResponse(Response, kw_only=True):
-    transaction_id: str | None = None
+class UpdateTableResponse(TransactionResponse, kw_only=True):
     updated_rows: Count64
     version: Count64
     properties: dict[str, str] | None = None
 
 
-class UpdateTableSchemaMetadataRequest(Request, kw_only=True):
-    id: list[str] | None = None
-    branch: str | None = None
+class UpdateTableSchemaMetadataRequest(BranchRequest, kw_only=True):
     metadata: dict[str, str] | None = None
 
 
-class UpdateTableSchemaMetadataResponse(Response, kw_only=True):
+class UpdateTableSchemaMetadataResponse(TransactionResponse, kw_only=True):
     metadata: dict[str, str] | None = None
-    transaction_id: str | None = None
 
 
-class UpdateTableTagRequest(Request, kw_only=True):
-    id: list[str] | None = None
+class UpdateTableTagRequest(BranchRequest, kw_only=True):
     tag: str
     version: Count64
-    branch: str | None = None
 
 
-class UpdateTableTagResponse(Response, kw_only=True):
-    transaction_id: str | None = None
+class UpdateTableTagResponse(TransactionResponse, kw_only=True):
+    pass
 
 
 class VersionRange(Model, kw_only=True):

@@ -1,7 +1,7 @@
 """Definitions of materialized views, in the metadata of their tables' schemas, and the sources of a view's query.
 
 The definition is text to the server: the job `refresh` runs it. The catalog records separately what was declared, and
-by whom (`store/tables/tables.py`), since a principal that can write a table can write its metadata.
+by whom (`store/tables/views.py`), since a principal that can write a table can write its metadata.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from lance_namespace.errors import InvalidInputError, InvalidTableStateError
 
 from tiltyard.model.columns.computed_columns import VIEW, parse_seconds, read_declaration
 from tiltyard.model.ids import DEFAULT_DELIMITER
+from tiltyard.model.schemas.fields import metadata_texts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -107,9 +108,7 @@ class ViewDefinition:
     @classmethod
     def from_metadata(cls, metadata: Mapping[bytes, bytes] | None) -> ViewDefinition | None:
         """Read the definition in the metadata of a schema; None for a table that is no view."""
-        texts = {
-            key.decode(errors="replace"): value.decode(errors="replace") for key, value in (metadata or {}).items()
-        }
+        texts = metadata_texts(metadata)
         kind = texts.get(f"{VIEW}kind")
         if kind not in list(ViewKind):
             return None

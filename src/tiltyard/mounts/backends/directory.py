@@ -150,9 +150,6 @@ class DirectoryCatalog:
         self._check_new_name(namespace)
         self._call("create_namespace", CreateNamespaceRequest(id=list(namespace), properties=dict(properties)))
 
-    def update_namespace_properties(self, namespace: Id, changes: Mapping[str, str | None]) -> Properties:
-        self._refuse("change the properties of a namespace")
-
     def drop_namespace(self, namespace: Id) -> None:
         if not namespace:
             raise InvalidInputError("The root namespace cannot be dropped: unmount the directory.")

@@ -64,9 +64,6 @@ _TABLE_INPUT = frozenset(
     )
 )  # fmt: skip
 """Parts of an entry that an update may and must have: what is left out of it is removed."""
-_DATABASE_INPUT = frozenset(
-    ("Name", "Description", "LocationUri", "Parameters", "CreateTableDefaultPermissions", "TargetDatabase")
-)
 
 _FAILURES = {
     **dict.fromkeys(
@@ -143,16 +140,6 @@ class GlueCatalog:
         name = self._ids.new_database(namespace)
         with self._raising({"AlreadyExistsException": existing_namespace(namespace)}):
             self._call("create_database", DatabaseInput={"Name": name, "Parameters": dict(properties)})
-
-    def update_namespace_properties(self, namespace: Id, changes: Mapping[str, str | None]) -> Properties:
-        database = self._get_database(namespace)
-        properties = with_changes(database.get("Parameters") or {}, changes)
-        changed = {key: value for key, value in database.items() if key in _DATABASE_INPUT}
-        with self._raising({"EntityNotFoundException": missing_namespace(namespace)}):
-            self._call(
-                "update_database", Name=namespace.name, DatabaseInput={**changed, "Parameters": dict(properties)}
-            )
-        return properties
 
     def drop_namespace(self, namespace: Id) -> None:
         name = self._ids.dropped_database(namespace)
@@ -343,7 +330,6 @@ def _described(table: Id, entry: Mapping[str, Any]) -> MountedTable:
         table,
         normalized_location(entry.get("StorageDescriptor", {}).get("Location", ""), is_encoded=False),
         user_properties(entry.get("Parameters"), _HIDDEN_PROPERTIES),
-        version_token=entry.get("VersionId"),
     )
 
 

@@ -13,10 +13,12 @@ The metastore keeps no versions of entries: of two changes at the same time the 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -55,7 +57,7 @@ from tiltyard.mounts.lance_entries import (
     user_properties,
     with_changes,
 )
-from tiltyard.mounts.mount_settings import check_network
+from tiltyard.mounts.mount_settings import check_network, tls_context
 from tiltyard.mounts.mounted_catalog import MountedTable, NamePage, Properties, StorageCredentials, page_by_name
 from tiltyard.mounts.thrift.client import ThriftClient, ThriftLimits, Wrap
 from tiltyard.mounts.thrift.metastore import (
@@ -68,7 +70,6 @@ from tiltyard.mounts.thrift.metastore import (
     placeholder_storage,
 )
 from tiltyard.mounts.thrift.structs import Struct, boolean, struct, text, text_list, text_map
-from tiltyard.mounts.tls import tls_context
 from tiltyard.storage.locations import canonical_location
 
 DEFAULT_PORT = 9083
@@ -214,21 +215,6 @@ class HiveCatalog:
                 raise existing_namespace(namespace) from error
             raise self._translated(error) from error
 
-    def update_namespace_properties(self, namespace: Id, changes: Mapping[str, str | None]) -> Properties:
-        if self._is_catalog(namespace):
-            self._get_catalog(namespace)
-            raise unsupported(self._name, "change the properties of a catalog", "Hive keeps none")
-        database = self._get_database(namespace)
-        properties = with_changes(database.text_map(DatabaseFields.PARAMETERS), changes)
-        changed = Struct({**database, DatabaseFields.PARAMETERS: text_map(properties)})
-        try:
-            self._metastore.write("alter_database", {1: text(self._ids.database(namespace)), 2: struct(changed)})
-        except MetastoreError as error:
-            if error.exception == "NoSuchObjectException":
-                raise missing_namespace(namespace) from error
-            raise self._translated(error) from error
-        return properties
-
     def drop_namespace(self, namespace: Id) -> None:
         if self._is_catalog(namespace):
             self._get_catalog(namespace)
@@ -238,14 +224,9 @@ class HiveCatalog:
         not_empty = non_empty_namespace(namespace)
         if self._metastore.read("get_all_tables", {1: text(name)}).texts(0):
             raise not_empty
-        try:
+        came_between = {"InvalidOperationException": not_empty}  # a table did, or there are functions
+        with self._raising(missing_namespace(namespace), came_between):
             self._metastore.write("drop_database", {1: text(name), 2: boolean(False), 3: boolean(False)})
-        except MetastoreError as error:
-            if error.exception == "NoSuchObjectException":
-                raise missing_namespace(namespace) from error
-            if error.exception == "InvalidOperationException":  # a table came between, or there are functions
-                raise not_empty from error
-            raise self._translated(error) from error
 
     def list_tables(self, namespace: Id, limit: int | None = None, token: str | None = None) -> NamePage:
         if len(namespace) < self.levels:
@@ -306,12 +287,8 @@ class HiveCatalog:
     def deregister_table(self, table: Id) -> MountedTable:
         described = self._described(table, self._get_external_entry(table))
         database, name = self._ids.table(table)
-        try:
+        with self._raising(missing_table(table)):
             self._metastore.write("drop_table", {1: text(database), 2: text(name), 3: boolean(False)})
-        except MetastoreError as error:
-            if error.exception == "NoSuchObjectException":
-                raise missing_table(table) from error
-            raise self._translated(error) from error
         return described
 
     def find_unsafe_tables(self, namespace: Id, names: Collection[str]) -> Mapping[str, str]:
@@ -349,12 +326,9 @@ class HiveCatalog:
         if not self._ids.name_pattern.fullmatch(namespace.name):
             raise missing_namespace(namespace)
         request = Struct({CatalogFields.NAME: text(namespace.name)})
-        try:
-            return self._metastore.read("get_catalog", {1: struct(request)}).struct(0).struct(1)
-        except MetastoreError as error:
-            if error.exception == "NoSuchObjectException":
-                raise missing_namespace(namespace) from error
-            raise self._translated(error) from error
+        with self._raising(missing_namespace(namespace)):
+            catalog: Struct = self._metastore.read("get_catalog", {1: struct(request)}).struct(0).struct(1)
+        return catalog
 
     def _create_catalog(self, namespace: Id, properties: Properties) -> None:
         """Create a catalog of Hive 3 below the mount's root, or beside the databases of Hive's own."""
@@ -365,22 +339,15 @@ class HiveCatalog:
         root = self._settings.root or self._get_catalog(_OWN_CATALOG).text(CatalogFields.LOCATION) or ""
         location = f"{root.rstrip('/')}/{namespace.name}"
         catalog = Struct({CatalogFields.NAME: text(namespace.name), CatalogFields.LOCATION: text(location)})
-        try:
+        with self._raising(None, {"AlreadyExistsException": existing_namespace(namespace)}):
             self._metastore.write("create_catalog", {1: struct(Struct({1: struct(catalog)}))})
-        except MetastoreError as error:
-            if error.exception == "AlreadyExistsException":
-                raise existing_namespace(namespace) from error
-            raise self._translated(error) from error
 
     def _get_database(self, namespace: Id) -> Struct:
         """Return a database. Raises NamespaceNotFoundError."""
         name = self._ids.database(namespace)
-        try:
-            return self._metastore.read("get_database", {1: text(name)}).struct(0)
-        except MetastoreError as error:
-            if error.exception == "NoSuchObjectException":
-                raise missing_namespace(namespace) from error
-            raise self._translated(error) from error
+        with self._raising(missing_namespace(namespace)):
+            database: Struct = self._metastore.read("get_database", {1: text(name)}).struct(0)
+        return database
 
     def _has_database(self, namespace: Id) -> bool:
         try:
@@ -444,6 +411,17 @@ class HiveCatalog:
             normalized_location(location, is_encoded=False),
             user_properties(entry.text_map(TableFields.PARAMETERS), _HIDDEN_PROPERTIES),
         )
+
+    @contextmanager
+    def _raising(
+        self, missing: LanceNamespaceError | None, others: Mapping[str, LanceNamespaceError] = MappingProxyType({})
+    ) -> Iterator[None]:
+        """Raise these errors for what is not there and for other exceptions, for all else what it means anywhere."""
+        try:
+            yield
+        except MetastoreError as error:
+            known = missing if error.exception == "NoSuchObjectException" else others.get(error.exception)
+            raise known or self._translated(error) from error
 
     def _translated(self, error: MetastoreError) -> LanceNamespaceError:
         """Translate an exception that no method expects; its text may be a trace of the metastore's."""

@@ -209,5 +209,4 @@ def _described(table: Id, entry: _Entry) -> MountedTable:
         normalized_location(metadata["location"], is_encoded=False),
         user_properties(properties, hidden),
         stable_id=metadata["table-uuid"],
-        version_token=entry.get("metadata-location"),
     )

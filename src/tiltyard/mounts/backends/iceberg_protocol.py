@@ -126,14 +126,6 @@ class IcebergProtocol(ABC):
             missing, exists = missing_namespace(namespace.parent), existing_namespace(namespace)
             raise self.translated(error, missing, exists) from error
 
-    def update_namespace_properties(self, namespace: Id, changes: Mapping[str, str | None]) -> Properties:
-        self.get_namespace(namespace)
-        try:
-            self.request("POST", (*namespace_path(namespace), "properties"), body=property_changes(changes))
-        except ResponseError as error:
-            raise self.translated(error, missing_namespace(namespace)) from error
-        return self.get_namespace(namespace)
-
     def drop_namespace(self, namespace: Id) -> None:
         if not namespace:
             raise root_dropped(self._name)

@@ -149,9 +149,6 @@ class LanceRestCatalog:
         with self._raising(errors):
             self._post("namespace", namespace, "create", {"mode": "Create", "properties": dict(properties)})
 
-    def update_namespace_properties(self, namespace: Id, changes: Mapping[str, str | None]) -> Properties:
-        raise unsupported(self._name, "change the properties of a namespace", _NO_PROPERTIES)
-
     def drop_namespace(self, namespace: Id) -> None:
         if not namespace:
             raise root_dropped(self._name)

@@ -40,7 +40,6 @@ from tiltyard.mounts.lance_entries import (
     normalized_location,
     other_format_error,
     user_properties,
-    with_changes,
 )
 from tiltyard.mounts.mounted_catalog import MountedTable, NamePage, Properties, StorageCredentials
 from tiltyard.mounts.paged_lists import collect_page
@@ -76,7 +75,6 @@ class _Entry(TypedDict, total=False):
     storage_location: str | None
     table_id: str | None
     table_type: str | None
-    updated_at: int | None
 
 
 class _Page(TypedDict, total=False):
@@ -133,16 +131,6 @@ class UnityCatalog:
         body = {"name": namespace.name, **parent, "properties": dict(properties)}
         with self._raising(missing_namespace(namespace.parent), existing_namespace(namespace)):
             self._request("POST", "schemas" if parent else "catalogs", body=body)
-
-    def update_namespace_properties(self, namespace: Id, changes: Mapping[str, str | None]) -> Properties:
-        before = self.get_namespace(namespace)
-        properties = with_changes(before, changes)
-        if before and not properties:  # an empty mapping changes nothing
-            raise unsupported(self._name, "remove the last property of a namespace", _NO_REQUEST)
-        if properties != before:
-            with self._raising(missing_namespace(namespace)):
-                self._request("PATCH", _namespace_path(namespace), body={"properties": properties})
-        return properties
 
     def drop_namespace(self, namespace: Id) -> None:
         if not namespace:
@@ -247,7 +235,7 @@ class UnityCatalog:
         return entry
 
     def _described(self, table: Id, entry: _Entry) -> MountedTable:
-        location, updated = entry.get("storage_location"), entry.get("updated_at")
+        location = entry.get("storage_location")
         if not location:
             raise MalformedAnswerError(f"{self._name} does not say where the table '{table}' is.")
         return MountedTable(
@@ -255,7 +243,6 @@ class UnityCatalog:
             normalized_location(location, is_encoded=False),
             user_properties(entry.get("properties")),
             stable_id=entry.get("table_id"),
-            version_token=None if updated is None else str(updated),
         )
 
     def _list(self, parent: Id, kind: str, query: Mapping[str, str], limit: int | None, token: str | None) -> NamePage:

@@ -6,22 +6,24 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 import urllib3
-from lance_namespace.errors import ServiceUnavailableError
 
 from tiltyard.mounts.call_deadline import CallDeadline
 from tiltyard.mounts.catalog_errors import MALFORMED, MalformedAnswerError
-from tiltyard.mounts.mount_settings import SECRET, check_network
-from tiltyard.mounts.tls import tls_context
+from tiltyard.mounts.mount_settings import SECRET, check_network, tls_context
+from tiltyard.runtime.outage_log import SystemUnavailableError
 
 MAX_RESPONSE_BYTES = 64 << 20
 """Bytes of a response, decompressed."""
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+_NO_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Errors of an answer that is not the JSON which is expected."""
 _UNAUTHORIZED = frozenset((401, 419))
 _READS = frozenset(("GET", "HEAD"))
 
@@ -115,9 +117,14 @@ class BearerToken:
 class HttpConnections:
     """Pooled connections to a host or a few of them; a request ends in its time, with a response of bounded size."""
 
-    def __init__(self, name: str, settings: HttpSettings) -> None:
-        """`name` is what messages call the other side. Raises InvalidInputError for unusable certificates."""
+    def __init__(self, name: str, settings: HttpSettings, *, max_response_bytes: int | None = None) -> None:
+        """`name` is what messages call the other side; a response has MAX_RESPONSE_BYTES unless told.
+
+        Raises InvalidInputError for unusable certificates.
+        """
         self._name = name
+        self._max_response_bytes = MAX_RESPONSE_BYTES if max_response_bytes is None else max_response_bytes
+        self._timeout = settings.timeout
         self._deadline = CallDeadline(name, settings.timeout, settings.connections)
         has_tls = any(uri.startswith("https://") for uri in (settings.uri, settings.oauth2_uri))
         self._pool = urllib3.PoolManager(
@@ -128,15 +135,23 @@ class HttpConnections:
             ssl_context=tls_context(settings.ca_file, settings.cert_file, settings.key_file) if has_tls else None,
         )
 
-    def send(self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]) -> tuple[int, bytes]:
-        """Return status and content of a response. Raises ServiceUnavailableError."""
+    def send(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], seconds: float | None = None
+    ) -> tuple[int, bytes]:
+        """Return status and content of a response, within `seconds` if the caller has less time than a request.
+
+        Raises ServiceUnavailableError.
+        """
+        limit = self._timeout if seconds is None else min(seconds, self._timeout)
         try:
-            return self._deadline.run(self._exchange, method, url, body, headers)
+            return self._deadline.run_within(limit, partial(self._exchange, method, url, body, headers))
         except urllib3.exceptions.HTTPError as error:
             if isinstance(getattr(error, "reason", error), urllib3.exceptions.SSLError):
-                raise ServiceUnavailableError(f"{self._name} has no certificate that the mount accepts.") from error
+                raise SystemUnavailableError(
+                    f"{self._name} has no certificate that the mount accepts.", self._name
+                ) from error
             rest = "try again" if method in _READS else "what was to change may have changed"
-            raise ServiceUnavailableError(f"{self._name} does not answer: {rest}.") from error
+            raise SystemUnavailableError(f"{self._name} does not answer: {rest}.", self._name) from error
 
     def close(self) -> None:
         """Close all connections."""
@@ -146,10 +161,10 @@ class HttpConnections:
     def _exchange(self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]) -> tuple[int, bytes]:
         response = self._pool.request(method, url, body=body, headers=dict(headers), preload_content=False)
         try:
-            content = response.read(MAX_RESPONSE_BYTES + 1)
-            if len(content) > MAX_RESPONSE_BYTES:
+            content = response.read(self._max_response_bytes + 1)
+            if len(content) > self._max_response_bytes:
                 response.close()
-                raise MalformedAnswerError(f"{self._name} answers more than {MAX_RESPONSE_BYTES >> 20} MiB.")
+                raise MalformedAnswerError(f"{self._name} answers more than {self._max_response_bytes >> 20} MiB.")
             return response.status, content
         finally:
             response.release_conn()
@@ -174,21 +189,22 @@ class JsonClient:
         body: object = None,
         headers: Mapping[str, str] | None = None,
         expected: Any = dict[str, Any],
+        seconds: float | None = None,
     ) -> Any:
         """Send a request, and return its response; once more where the credentials were rejected and others exist.
 
-        `expected` is the type of the response: a TypedDict, of which other fields than its own are left out. Raises
-        HttpError, ServiceUnavailableError, MalformedAnswerError for a response of another type, and what asking for
-        credentials raises.
+        `expected` is the type of the response: a TypedDict, of which other fields than its own are left out. `seconds`
+        is how long it may take, where that is less than the settings say. Raises HttpError, ServiceUnavailableError,
+        MalformedAnswerError for a response of another type, and what asking for credentials raises.
         """
         content = None if body is None else msgspec.json.encode(body)
         content_type = {} if content is None else {"Content-Type": "application/json"}
         own = {**self._headers, **content_type, **(headers or {})}
         authorized = self._authorization.headers(method, url, content)
-        status, data = self._connections.send(method, url, content, {**own, **authorized})
+        status, data = self._connections.send(method, url, content, {**own, **authorized}, seconds)
         if status in _UNAUTHORIZED and self._authorization.reject(authorized):
             authorized = self._authorization.headers(method, url, content)
-            status, data = self._connections.send(method, url, content, {**own, **authorized})
+            status, data = self._connections.send(method, url, content, {**own, **authorized}, seconds)
         return self._decoded(status, data, expected)
 
     def close(self) -> None:
@@ -197,10 +213,10 @@ class JsonClient:
 
     def _decoded(self, status: int, data: bytes, expected: Any) -> Any:
         if status >= 300:
-            with suppress(msgspec.MsgspecError):
+            with suppress(*_NO_JSON):
                 raise ResponseError(status, msgspec.json.decode(data, type=dict[str, Any]))
             raise ResponseError(status, {})
         try:
             return msgspec.json.decode(data if data.strip() else b"{}", type=expected)
-        except msgspec.MsgspecError as error:
+        except _NO_JSON as error:
             raise MALFORMED.error(self._name) from error

@@ -31,6 +31,7 @@ from tiltyard.mounts.lookup_cache import LookupCache
 from tiltyard.mounts.mounted_catalog import ConvertsUnsafeTables
 from tiltyard.mounts.registry.backend_vendor import BackendVendor, NothingVendedError
 from tiltyard.mounts.registry.circuit_breaker import CircuitBreaker, MountPausedError
+from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.runtime.pool import Pool
 from tiltyard.runtime.process import wall_clock
 from tiltyard.storage.errors import StorageThrottledError
@@ -437,6 +438,7 @@ class Mount:
 
     def _change(self, call: Callable[[MountedCatalog], T]) -> T:
         """Call the backend for something that changes it; what was looked up before is out of date then."""
+        reach(Point.WRITE)
         try:
             return self.call(call)
         finally:

@@ -19,6 +19,7 @@ from thrift.transport.TTransport import TBufferedTransport, TTransportBase
 
 from tiltyard.mounts.call_deadline import CallDeadline
 from tiltyard.mounts.thrift.structs import Struct, read_struct, write_struct
+from tiltyard.runtime.outage_log import SystemUnavailableError
 
 MAX_TEXT_BYTES, MAX_CONTAINER_ENTRIES = 64 << 20, 4_000_000
 """Bytes of a text, and items of a container, that a service may answer with."""
@@ -147,12 +148,14 @@ class ThriftClient:
             except TApplicationException as error:
                 if error.type == TApplicationException.UNKNOWN_METHOD:
                     raise UnsupportedOperationError(f"{self._name} cannot {method}: its version is too old.") from error
-                raise ServiceUnavailableError(f"{self._name} fails on {method}: try again.") from error
+                raise SystemUnavailableError(f"{self._name} fails on {method}: try again.", self._name) from error
             except ssl.SSLCertVerificationError as error:
-                raise ServiceUnavailableError(f"{self._name} has no certificate that the mount accepts.") from error
+                raise SystemUnavailableError(
+                    f"{self._name} has no certificate that the mount accepts.", self._name
+                ) from error
             except (OSError, TException, ValueError, EOFError) as error:
                 rest = "try again" if is_read else "what was to change may have changed"
-                raise ServiceUnavailableError(f"{self._name} does not answer: {rest}.") from error
+                raise SystemUnavailableError(f"{self._name} does not answer: {rest}.", self._name) from error
 
     def close(self) -> None:
         """Close all connections; those in use after their call."""

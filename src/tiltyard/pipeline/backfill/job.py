@@ -22,7 +22,6 @@ from tiltyard.column_refresh.fragment_files import BATCH_ROWS, FilledFragment, F
 from tiltyard.column_refresh.freshness import ComputedColumn
 from tiltyard.column_refresh.refresh import ColumnRefresh
 from tiltyard.model.branches import Branch
-from tiltyard.model.column_lineage import ColumnOrigin, Origins, function_origins, sql_inputs
 from tiltyard.model.columns.computed_columns import (
     ExpressionDeclaration,
     FunctionDeclaration,
@@ -31,6 +30,7 @@ from tiltyard.model.columns.computed_columns import (
     read_declaration,
     result_field,
 )
+from tiltyard.model.columns.lineage import ColumnOrigin, Origins, function_origins, sql_inputs
 from tiltyard.model.lineage import digest_code
 from tiltyard.model.schemas.column_names import check_column_name
 from tiltyard.model.schemas.type_names import parse_type

@@ -1,32 +1,43 @@
-"""The column that a backfill adds to the table: the code is tried first, and an empty column is dropped on failure.
+"""Add the column of a backfill, or declare one that a function computes: in both cases the code is tried first.
 
-With the column dropped, the table has the columns that it had before the run; a run that is resumed adds the column
-again. Values that a checkpoint has committed stay, as they do in a column that existed before: the next driver resumes
-from them.
+Where a backfill fails, the column that it added is dropped if it is empty: the table has the columns that it had before
+the run, and a run that is resumed adds the column again. Values that a checkpoint has committed stay, as they do in a
+column that existed before: the next driver resumes from them.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from lance_namespace.errors import ServiceUnavailableError
+import pyarrow as pa
+from lance_namespace.errors import (
+    InvalidInputError,
+    ServiceUnavailableError,
+    UnsupportedOperationError,
+)
 
 from tiltyard.change_feed.table_history import field_ids
-from tiltyard.pipeline.backfill.tasks import ColumnFunction, TryCode
+from tiltyard.model.branches import Branch
+from tiltyard.model.columns.computed_columns import MAX_CODE_LENGTH, UdfDeclaration
+from tiltyard.model.schemas.column_names import check_column_name
+from tiltyard.pipeline.backfill.tasks import ColumnFunction, FilledColumn, TryCode
+from tiltyard.pipeline.catalog_client import Table
+from tiltyard.pipeline.functions.user_functions import PickledFunction
 from tiltyard.pipeline.runs import Run, RunCanceledError
 from tiltyard.pipeline.session import LazySession
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
-from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable
+from tiltyard.pipeline.writing.commit import JobTable, check_column_list
 
 if TYPE_CHECKING:
     import lance
-    import pyarrow as pa
     from pyspark.sql import SparkSession
+
 
 log = logging.getLogger("tiltyard.pipeline")
 
@@ -34,7 +45,6 @@ ROWS_SEARCHED = 1 << 20
 """How many rows are searched, at most, for some that match the condition, to try the code on."""
 
 _CHECKPOINT_KEY = "column"
-_MAX_TRIES = 20
 
 
 def try_code(
@@ -108,16 +118,13 @@ class NewColumn:
 
     def _drop(self) -> bool:
         """Drop the column if it is this run's and has no values, on exactly the version checked; whether it is gone."""
-        for _ in range(_MAX_TRIES):
-            dataset = self.job_table.latest()
+
+        def plan(dataset: lance.LanceDataset) -> Callable[[], object] | None:
             if field_ids(dataset, self.name) != self.fields or _has_values(dataset, self.name, self.fields):
-                return False
-            try:
-                self.job_table.commit_change(dataset, lambda latest=dataset: latest.drop_columns([self.name]))  # type: ignore[misc]
-            except CommitConflictError:
-                continue
-            return True
-        return False
+                return None
+            return partial(dataset.drop_columns, [self.name])
+
+        return self.job_table.change_latest(plan)
 
 
 def _has_values(dataset: lance.LanceDataset, name: str, fields: frozenset[int]) -> bool:
@@ -128,3 +135,50 @@ def _has_values(dataset: lance.LanceDataset, name: str, fields: frozenset[int]) 
     return has_file and (
         dataset.scanner(columns=[], filter=f"`{name}` IS NOT NULL", limit=1, with_row_id=True).count_rows() > 0
     )
+
+
+def declare_column(
+    run: Run,
+    table: Table,
+    spark: SparkSession | LazySession,
+    field: pa.Field,
+    declaration: UdfDeclaration,
+    branch: str | None = None,
+) -> int:
+    """Add a column without values, which the next backfill computes by the declared code; return the version.
+
+    The code is loaded and called with a few rows in a task. Raises InvalidInputError (the name, the inputs, the code),
+    RefusedError (the code fails, or returns what does not fit), UnsupportedOperationError (the server stores no code),
+    ConcurrentModificationError, what Lance raises.
+    """
+    job_table = JobTable(table, Branch.parse(branch).lance_name)
+    schema = job_table.latest().schema
+    if field.name in schema.names:
+        raise InvalidInputError(f"The table has a column '{field.name}' already: drop it first, or name another.")
+    check_column_name(field.name)
+    check_column_list(schema, declaration.inputs, "inputs")
+    if len(declaration.code) > MAX_CODE_LENGTH:
+        raise InvalidInputError(
+            f"The function has {len(declaration.code)} characters once it is pickled, and {MAX_CODE_LENGTH} at most "
+            "are stored: let it load what is large by itself, or name it as module:function in each backfill."
+        )
+    advice = (
+        "have the function return null for such rows, or leave this column out and give the function to each backfill: "
+        f"backfill('{field.name}', function, inputs=…, type=…, on_error='park') makes them null, and keeps their errors"
+    )
+    function = ColumnFunction(
+        (FilledColumn(field),), declaration.inputs, PickledFunction(declaration.code), advice=advice
+    )
+    try_code(run, spark, job_table, function, None)
+    _add_declared(job_table, field.with_metadata(declaration.metadata()))
+    return int(job_table.latest().version)
+
+
+def _add_declared(job_table: JobTable, field: pa.Field) -> None:
+    """Add the column, on top of whatever others commit meanwhile. Raises as `declare_column` does."""
+    try:
+        job_table.change_latest(lambda dataset: partial(dataset.add_columns, field))
+    except UnsupportedOperationError as error:
+        raise UnsupportedOperationError(
+            f"{error} Or give the function to each backfill: backfill('{field.name}', function, inputs=…, type=…)."
+        ) from error

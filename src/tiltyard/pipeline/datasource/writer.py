@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.taskcontext import TaskContext
 
-from tiltyard.model.column_lineage import ReadColumns
+from tiltyard.model.columns.lineage import ReadColumns
 from tiltyard.model.lineage import JobLineage, LineageSource
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.datasource.spark_types import arrow_schema

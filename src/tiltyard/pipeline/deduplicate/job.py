@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,7 +21,6 @@ import lance
 import pyarrow as pa
 from lance import LanceOperation
 from lance_namespace.errors import (
-    ConcurrentModificationError,
     InvalidInputError,
     TableColumnNotFoundError,
 )
@@ -29,13 +28,14 @@ from lance_namespace.errors import (
 from tiltyard.change_feed.table_history import field_ids, fragments_by_id
 from tiltyard.column_refresh.freshness import ComputedColumn, with_column_files
 from tiltyard.column_refresh.refresh import ColumnRefresh
-from tiltyard.model.column_lineage import function_origins
 from tiltyard.model.columns.duplicate_columns import PROPERTY, SIGNATURE_SUFFIX
+from tiltyard.model.columns.lineage import function_origins
 from tiltyard.model.columns.primary_keys import PROPERTY as KEY_PROPERTY
 from tiltyard.model.columns.primary_keys import is_key_type
 from tiltyard.model.lineage import digest_code
 from tiltyard.model.schemas.column_names import check_column_name
-from tiltyard.model.sql_text import quote_identifier
+from tiltyard.model.schemas.nested_types import is_text
+from tiltyard.model.text.sql_text import quote_identifier
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.backfill.job import SparkHost
 from tiltyard.pipeline.backfill.tasks import ColumnFunction, FilledColumn
@@ -57,7 +57,7 @@ from tiltyard.pipeline.spark_tasks import run_partitions
 from tiltyard.pipeline.table_changes import declared_key
 from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.version_diff import has_only_appends
-from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable
+from tiltyard.pipeline.writing.commit import JobTable
 from tiltyard.pipeline.writing.key_checks import MAX_KEYS_IN_DRIVER, count_duplicate_keys
 from tiltyard.view_refresh.near_duplicates import check_vectors
 
@@ -80,7 +80,6 @@ MAX_SHINGLE = 64
 MAX_ORDER_COLUMNS = 8
 
 _SINCE_KEY, _FIGURES_KEY = "since", "deduplicated"
-_MAX_TRIES = 20
 
 
 @job("deduplicate", lazy=True)
@@ -162,7 +161,7 @@ def _find_comparison(
                                     "numbers, decimals, dates, times and booleans.")  # fmt: skip
         return EqualValues()
     if method == "minhash":
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        if not is_text(kind):
             raise InvalidInputError(f"on: '{on}' is {kind}, and minhash compares texts.")
         similarity = DEFAULT_SIMILARITY if threshold is None else threshold
         _check_within("threshold", similarity, MIN_SIMILARITY, 1)
@@ -197,7 +196,7 @@ def _find_key(table: Table, dataset: lance.LanceDataset, key: str | None) -> str
     if key not in dataset.schema.names:
         raise TableColumnNotFoundError(f"id: the table has no column '{key}'.")
     kind = dataset.schema.field(key).type
-    if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+    if not (pa.types.is_integer(kind) or is_text(kind)):
         raise InvalidInputError(f"id: '{key}' is {kind}, and ids are whole numbers or texts.")
     return key
 
@@ -255,21 +254,17 @@ def _check_keys(spark: SparkSession | LazySession, table: Table, dataset: lance.
 
 def _add_columns(job_table: JobTable, into: str, on: str, key: str) -> None:
     """Add the columns that the table lacks, without values. Raises ConcurrentModificationError, what Lance raises."""
-    for _ in range(_MAX_TRIES):
-        dataset = job_table.latest()
-        metadata = {PROPERTY: _made_for(on, key)}
+    metadata = {PROPERTY: _made_for(on, key)}
+
+    def plan(dataset: lance.LanceDataset) -> Callable[[], object] | None:
         fields = [
             pa.field(into, dataset.schema.field(key).type, metadata=metadata),
             pa.field(into + SIGNATURE_SUFFIX, pa.binary(), metadata=metadata),
         ]
         missing = [field for field in fields if field.name not in dataset.schema.names]
-        if not missing:
-            return
-        try:
-            job_table.commit_change(dataset, partial(dataset.add_columns, pa.schema(missing)))
-        except CommitConflictError:
-            continue
-    raise ConcurrentModificationError(f"{job_table.table} keeps changing: run the job again.")
+        return partial(dataset.add_columns, pa.schema(missing)) if missing else None
+
+    job_table.change_latest(plan)
 
 
 @dataclass(slots=True)

@@ -35,8 +35,16 @@ from tiltyard.pipeline.openlineage.emitter import configure
 from tiltyard.pipeline.private_variables import adopt_variables
 from tiltyard.pipeline.session import spark_session
 from tiltyard.pipeline.spark_tasks import tune_allocator
-from tiltyard.runtime.current_request import JsonFormatter, track
-from tiltyard.runtime.tracing import MISSING, TraceOptions, flush_spans, is_installed, job_span, start_tracing
+from tiltyard.runtime.tracing import (
+    MISSING,
+    JsonFormatter,
+    TraceOptions,
+    flush_spans,
+    is_installed,
+    job_span,
+    start_tracing,
+    track,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

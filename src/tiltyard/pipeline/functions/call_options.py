@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, TypedDict
 
 from tiltyard.model.functions import MAX_PACKAGES, is_requirement
 from tiltyard.model.refusals import RefusedError
@@ -44,11 +44,6 @@ class CallOptions(TypedDict, total=False):
     resources: Annotated[
         dict[str, str] | None, "What Spark reserves for each task: cpus=2, gpu=1, or another resource of the cluster."
     ]
-
-
-def pick_call_options(arguments: Mapping[str, Any]) -> CallOptions:
-    """Return those of a job's arguments that say how a function is called."""
-    return {name: arguments[name] for name in CallOptions.__annotations__ if name in arguments}  # type: ignore[return-value]  # by its names
 
 
 def make_policy(options: CallOptions, *, has_function: bool = True, rejects: str | None = None) -> CallPolicy:

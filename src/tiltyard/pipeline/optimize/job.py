@@ -86,10 +86,9 @@ def optimize(
 def _find_changing_job(client: Caller, run: Run, table: Table) -> str:
     """Describe another job that changes the table now; empty if there is none."""
     for name in sorted(CHANGING_JOBS):
-        for page in client.pages("ListJobs", name=name, status="Running"):
-            for entry in page["jobs"]:
-                if entry.get("table") == table.id and entry["id"] != run.id:
-                    return f"{name} {entry['id']} runs"
+        for entry in client.entries("ListJobs", "jobs", name=name, status="Running"):
+            if entry.get("table") == table.id and entry["id"] != run.id:
+                return f"{name} {entry['id']} runs"
     return ""
 
 

@@ -72,7 +72,7 @@ def queue_needed_jobs(
     unfinished = {
         (job, table): job_id for job in (OPTIMIZE, REFRESH) for table, job_id in _unfinished_jobs(client, job)
     }
-    for name in tables or _all_tables(client):
+    for name in tables or client.entries("ListAllTables", "tables", limit=500):
         path = parse_id(name)
         try:
             needed_jobs = list(_find_needed_jobs(client, path, thresholds, is_named=bool(tables)))
@@ -120,23 +120,15 @@ def _state(client: Caller, path: Id, table: Mapping[str, Any], stats: Mapping[st
     return UpkeepState(
         small_fragments=stats["fragment_stats"]["num_small_fragments"],
         has_worn_fragments=deleted > 0 and deleted >= DELETED_SHARE * (stats["num_rows"] + deleted),
-        unindexed={str(each["index_name"]): each.get("num_unindexed_rows") or 0 for each in _indexes(client, path)},
+        unindexed={
+            str(each["index_name"]): each.get("num_unindexed_rows") or 0
+            for each in client.entries("ListTableIndices", "indexes", id=list(path))
+        },
     )
-
-
-def _indexes(client: Caller, path: Id) -> Iterator[dict[str, Any]]:
-    for page in client.pages("ListTableIndices", id=list(path)):
-        yield from page["indexes"]
-
-
-def _all_tables(client: Caller) -> Iterator[str]:
-    for page in client.pages("ListAllTables", limit=500):
-        yield from page["tables"]
 
 
 def _unfinished_jobs(client: Caller, job: str) -> Iterator[tuple[str, str]]:
     """Yield the tables for which a job waits or runs, with the job's id."""
     for status in UNFINISHED:
-        for page in client.pages("ListJobs", name=job, status=status):
-            for entry in page["jobs"]:
-                yield str(Id(entry.get("table") or ())), entry["id"]
+        for entry in client.entries("ListJobs", "jobs", name=job, status=status):
+            yield str(Id(entry.get("table") or ())), entry["id"]

@@ -5,12 +5,11 @@ The file is YAML, or Python that returns a plan. Errors name the file, the line,
 
 from __future__ import annotations
 
-import re
 import runpy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import msgspec
 import pyarrow as pa
@@ -19,18 +18,12 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.model.ids import parse_id
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.type_names import type_name
+from tiltyard.model.text.yaml_text import ContentError, convert_content, parse_yaml
 from tiltyard.pipeline.indexes.job import make_spec, with_metric
 from tiltyard.pipeline.indexes.tasks import IndexSpec
 from tiltyard.pipeline.sources.file_options import given_options
 from tiltyard.pipeline.sources.filesystem import absolute_path, is_remote
 from tiltyard.pipeline.writing.options import WriteJobOptions, WriteOptions
-
-if TYPE_CHECKING:
-    import yaml
-
-Struct = TypeVar("Struct", bound=msgspec.Struct)
-
-_PATH_PART = re.compile(r"\.(\w+)|\[(\d+)\]")
 
 
 class IndexPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -91,34 +84,19 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         return [table.udf for table in self.tables.values() if table.udf]
 
 
-class PlanError(InvalidInputError):
-    """A plan that cannot be executed: `path` holds the keys and positions that lead to the error."""
-
-    def __init__(self, path: Sequence[str | int], sentence: str) -> None:
-        super().__init__(f"{format_path(path)}: {sentence}" if path else sentence)
-        self.path = tuple(path)
-        self.sentence = sentence
-
-
-def format_path(path: Sequence[str | int]) -> str:
-    """Format a path: `tables.films.indexes[0]`."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    return text.removeprefix(".")
-
-
 def parse_plan(content: Any) -> Plan:
-    """Parse a plan from the content of a file, or a job's argument. Raises PlanError."""
+    """Parse a plan from the content of a file, or a job's argument. Raises ContentError."""
     if not isinstance(content, Mapping):
-        raise PlanError((), "A pipeline is a mapping with the key 'tables'.")
+        raise ContentError((), "A pipeline is a mapping with the key 'tables'.")
     tables = content.get("tables")
     if not isinstance(tables, Mapping) or not tables:
-        raise PlanError(("tables",), "name the tables that are written, at least one, each with what it is made of.")
+        raise ContentError(("tables",), "name the tables that are written, at least one, each with what it is made of.")
     parsed = {str(name): _parse_table(table, ("tables", str(name))) for name, table in tables.items()}
     for name, table in parsed.items():
         _check_table(name, table)
-    plan = _convert({**content, "tables": {}}, Plan, ())
+    plan: Plan = convert_content({**content, "tables": {}}, Plan, ())
     if duplicates := parsed.keys() & plan.reads.keys():
-        raise PlanError(("reads", min(duplicates)), "a table of this pipeline has that name.")
+        raise ContentError(("reads", min(duplicates)), "a table of this pipeline has that name.")
     return msgspec.structs.replace(plan, tables=parsed)
 
 
@@ -130,33 +108,25 @@ def _parse_table(content: Any, path: tuple[str | int, ...]) -> TablePlan:
     if isinstance(content, Mapping):
         for old, new in _ALIASES.items():
             if old in content and new in content:
-                raise PlanError((*path, old), f"'{old}' is another name of '{new}': leave one out.")
+                raise ContentError((*path, old), f"'{old}' is another name of '{new}': leave one out.")
         content = {_ALIASES.get(name, name): value for name, value in content.items()}
         if isinstance(casts := content.get("cast"), Mapping):  # a plan in Python may have Arrow's own types
             types = {
                 name: type_name(value) if isinstance(value, pa.DataType) else value for name, value in casts.items()
             }
             content["cast"] = types
-    return _convert(content, TablePlan, path)
-
-
-def _convert(content: Any, model: type[Struct], path: tuple[str | int, ...]) -> Struct:
-    try:
-        return msgspec.convert(content, model)
-    except msgspec.ValidationError as error:
-        sentence, _, inner_path = str(error).partition(" - at `")
-        inner = [int(number) if number else name for name, number in _PATH_PART.findall(inner_path)]
-        raise PlanError((*path, *inner), sentence) from error
+    table: TablePlan = convert_content(content, TablePlan, path)
+    return table
 
 
 def _check_table(name: str, table: TablePlan) -> None:
-    """Raise PlanError for errors that the model's types do not catch."""
+    """Raise ContentError for errors that the model's types do not catch."""
     path: tuple[str | int, ...] = ("tables", name)
     if (table.files is None) == (table.sql is None):
-        raise PlanError(path, "say where its rows come from, either 'files' or 'sql'.")
+        raise ContentError(path, "say where its rows come from, either 'files' or 'sql'.")
     files_only = given_options(table.options)
     if table.sql is not None and files_only:
-        raise PlanError(path, f"'{files_only[0]}' is of files, not of SQL.")
+        raise ContentError(path, f"'{files_only[0]}' is of files, not of SQL.")
     try:
         parse_id(name)
         table.write_options()
@@ -164,7 +134,7 @@ def _check_table(name: str, table: TablePlan) -> None:
             path = ("tables", name, "indexes", number)
             index.spec()
     except (RefusedError, InvalidInputError) as error:
-        raise PlanError(path, str(error)) from error
+        raise ContentError(path, str(error)) from error
 
 
 PLAN_VARIABLE = "pipeline"
@@ -195,65 +165,19 @@ def _from_python(file: Path, values: Mapping[str, str]) -> Plan:
 
 
 def _from_yaml(file: Path, text: str, values: Mapping[str, str]) -> Plan:
-    try:
-        import yaml  # noqa: PLC0415  # an extra
-    except ImportError as error:
-        raise InvalidInputError("PyYAML is not installed: pip install 'tiltyard[spark]'.") from error
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        _check_duplicate_keys(node)
-        content = yaml.safe_load(text)
-        return parse_plan(_resolve_paths(_substitute(content, values, ()), file.parent))
-    except PlanError as error:
-        raise InvalidInputError(f"{file}, line {_error_line(node, error)}: {error}") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise InvalidInputError(f"{file}{line}: this is not YAML: {getattr(error, 'problem', error)}.") from error
-
-
-def _check_duplicate_keys(node: yaml.Node | None, path: tuple[str | int, ...] = ()) -> None:
-    """Raise PlanError for a duplicate key, of which YAML would take the last one."""
-    if node is None or isinstance(node.value, str):
-        return
-    keys = set()
-    for number, child in enumerate(node.value):
-        if not isinstance(child, tuple):
-            _check_duplicate_keys(child, (*path, number))
-            continue
-        key = str(child[0].value)
-        if key in keys:
-            raise PlanError((*path, key), "this key occurs twice.")
-        keys.add(key)
-        _check_duplicate_keys(child[1], (*path, key))
-
-
-def _error_line(node: yaml.Node | None, error: PlanError) -> int:
-    """Return the line of the key that an error is about, or of the mapping around it."""
-    line = 1
-    current = node
-    for part in [*error.path, *error.sentence.split("`")[1::2]]:
-        if current is None or isinstance(current.value, str):
-            break
-        if isinstance(part, int):
-            current = current.value[part]
-            line = current.start_mark.line + 1
-            continue
-        pairs = [pair for pair in current.value if isinstance(pair, tuple) and str(pair[0].value) == part]
-        if not pairs:
-            break
-        line, current = pairs[-1][0].start_mark.line + 1, pairs[-1][1]
-    return line
+    document = parse_yaml(str(file), text)
+    with document.locating_errors():
+        return parse_plan(_resolve_paths(_substitute(document.content, values, ()), file.parent))
 
 
 def _substitute(content: Any, values: Mapping[str, str], path: Sequence[str | int]) -> Any:
-    """Replace `${NAME}` by its value in all texts. Raises PlanError for one without a value."""
+    """Replace `${NAME}` by its value in all texts. Raises ContentError for one without a value."""
     if isinstance(content, str):
         try:
             return Template(content).substitute(values)
         except (KeyError, ValueError) as error:
             sentence = f"give ${{…}} a value with --set NAME=VALUE, or write $$ for a dollar sign ({error})"
-            raise PlanError(path, sentence) from error
+            raise ContentError(path, sentence) from error
     if isinstance(content, Mapping):
         return {name: _substitute(value, values, (*path, str(name))) for name, value in content.items()}
     if isinstance(content, list):

@@ -13,7 +13,7 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.lineage import JobLineage, LineageSource, digest_code
-from tiltyard.model.sql_text import quote_identifier
+from tiltyard.model.text.sql_text import quote_identifier
 from tiltyard.model.views.definitions import parse_sources
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.datasource.dataframes import plan_version_scan, read_frame

@@ -228,7 +228,11 @@ def read_header(head: bytes, dialect: CsvDialect, path: str) -> tuple[tuple[str,
         raise RefusedError(
             f"{path}, line 1: the names of its columns are not UTF-8: write the file as UTF-8."
         ) from error
-    names = next(csv.reader([text.rstrip("\r\n")], delimiter=dialect.delimiter, escapechar=dialect.escape or None), [])
+    reader = csv.reader([text.rstrip("\r\n")], delimiter=dialect.delimiter, escapechar=dialect.escape or None)
+    try:
+        names = next(reader, [])
+    except csv.Error as error:  # line breaks of both kinds
+        raise RefusedError(f"{path}, line 1: the names of its columns cannot be read: {error}.") from error
     if not names:
         raise RefusedError(f"{path} has no line with the names of its columns: write one as its first line.")
     positions: dict[str, int] = {}
@@ -249,19 +253,17 @@ def infer_csv_schema(data: bytes, names: Sequence[str], dialect: CsvDialect) -> 
     types = dict.fromkeys(names, pa.binary())
     if not data:
         return pa.schema([(name, pa.null()) for name in names])
+    if not data.isascii():  # rows that are not UTF-8 are rejected when they are read, and Arrow skips none of them
+        data = data.decode(errors="replace").encode()
     table = pyarrow.csv.read_csv(
         pa.BufferReader(data), _read_options(data, names), parse_options, _convert_options(types, dialect)
     )
     return pa.schema(
-        [(name, _infer_column_type(column.combine_chunks())) for name, column in zip(names, table.columns, strict=True)]
+        [
+            (name, infer_type(column.combine_chunks().cast(pa.string()), clocks=True))
+            for name, column in zip(names, table.columns, strict=True)
+        ]
     )
-
-
-def _infer_column_type(values: pa.Array) -> pa.DataType:
-    try:
-        return infer_type(values.cast(pa.string()), clocks=True)
-    except pa.ArrowInvalid:  # not UTF-8: the row is rejected when it is read
-        return pa.string()
 
 
 def make_csv_parser(

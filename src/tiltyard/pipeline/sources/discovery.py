@@ -19,9 +19,10 @@ from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.sources.csv_records import CsvDialect
 from tiltyard.pipeline.sources.file_options import (
     SPARK_FORMATS,
+    CsvOptions,
     FileOptions,
     check_csv_only,
-    pick_csv_options,
+    pick_options,
 )
 from tiltyard.pipeline.sources.filesystem import FileInfo, base_folder, list_files
 from tiltyard.pipeline.sources.inspection import (
@@ -244,7 +245,7 @@ def _files_of_split(files: Sequence[FileInfo], options: SourceOptions) -> list[F
 
 def _file_source(format_: Format, files: Sequence[FileInfo], options: SourceOptions, inspect: Inspector) -> FileSource:
     """Merge the schemas of files of one format, with the columns of their folders."""
-    csv, whole = pick_csv_options(options.files), options.is_whole or bool(options.files.get("multiline"))
+    csv, whole = pick_options(CsvOptions, options.files), options.is_whole or bool(options.files.get("multiline"))
     task = InspectionTask(format_, tuple(files), options.storage, csv, head_bytes=HEAD_BYTES, whole=whole)
     inspected = _inspect_files(task, inspect)
     if format_ is Format.CSV:

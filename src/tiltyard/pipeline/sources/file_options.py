@@ -7,7 +7,7 @@ field of `FileOptions`, and what `discovery.find_source` makes of it. An option 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 from tiltyard.model.refusals import RefusedError
 
@@ -52,14 +52,12 @@ class FileOptions(CsvOptions, total=False):
     task_mb: Annotated[int | None, "How much of the source a task reads, in MiB [default: 256]."]
 
 
-def pick_csv_options(arguments: Mapping[str, Any]) -> CsvOptions:
-    """Return the options of CSV among arguments."""
-    return {name: arguments[name] for name in CsvOptions.__annotations__ if name in arguments}  # type: ignore[return-value]  # by its names
+Options = TypeVar("Options")
 
 
-def pick_file_options(arguments: Mapping[str, Any]) -> FileOptions:
-    """Return the options of files among arguments."""
-    return {name: arguments[name] for name in FileOptions.__annotations__ if name in arguments}  # type: ignore[return-value]  # by its names
+def pick_options(kind: type[Options], arguments: Mapping[str, Any]) -> Options:
+    """Return the options of a kind, which is a TypedDict, among arguments."""
+    return {name: arguments[name] for name in kind.__annotations__ if name in arguments}  # type: ignore[return-value]  # by its names
 
 
 def given_options(arguments: Mapping[str, Any], kind: type = FileOptions) -> list[str]:

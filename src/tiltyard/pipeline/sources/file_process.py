@@ -30,9 +30,10 @@ from tiltyard.model.file_reading import (
 )
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.type_names import format_type, parse_type
+from tiltyard.model.text.shown_text import shorten
 from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.sources.discovery import SourceOptions, find_source
-from tiltyard.pipeline.sources.file_options import pick_file_options
+from tiltyard.pipeline.sources.file_options import FileOptions, pick_options
 from tiltyard.pipeline.sources.file_rows import RowMapping, rows_of_new_table, rows_of_table
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
 from tiltyard.runtime.client_arrow.decoded_size import DecodedSizeCheck, encoded_columns
@@ -95,7 +96,7 @@ def _open(order: FileOrder) -> RowMapping:
     """Find the columns of the file. Raises RefusedError, and what its format's reader raises."""
 
     types = {name: parse_type(text) for name, text in order.types.items() if name not in order.left_out}
-    source = find_source(SourceOptions(order.path, pick_file_options(order.files), types, is_whole=True))
+    source = find_source(SourceOptions(order.path, pick_options(FileOptions, order.files), types, is_whole=True))
     check_no_blobs(source.reader.schema)
     names = tuple(name for name in source.reader.schema.names if name not in order.left_out)
     if not names:
@@ -151,11 +152,11 @@ def _shown(batch: pa.RecordBatch, rows: int) -> pa.RecordBatch:
 
 def _reject(row: RejectedRow, order: FileOrder, outcome: ReadOutcome) -> None:
     """Count a row that does not fit. Raises RefusedError where the first one ends the reading."""
-    reason = shorten(in_words_of_form(row.reason, order))
+    reason = shorten(in_words_of_form(row.reason, order), MAX_EXAMPLE_CHARACTERS)
     text = row.row if isinstance(row.row, str) else str(row.row)[: 2 * MAX_EXAMPLE_CHARACTERS]
     outcome.rejected += 1
     if len(outcome.examples) < MAX_EXAMPLES:
-        outcome.examples.append(Rejected(reason, shorten(text)))
+        outcome.examples.append(Rejected(reason, shorten(text, MAX_EXAMPLE_CHARACTERS)))
     if not order.leaves_out_rejected and order.max_rows is None:
         raise RefusedError(reason)
 
@@ -206,11 +207,6 @@ def in_words_of_form(message: str, order: FileOrder) -> str:
     for option, words in _OPTIONS.items():
         text = text.replace(f"--{option} ", f"{words} ").replace(f"--{option}", words)
     return text
-
-
-def shorten(text: str, most: int = MAX_EXAMPLE_CHARACTERS) -> str:
-    """Return a text, cut."""
-    return text if len(text) <= most else f"{text[:most]}…"
 
 
 if __name__ == "__main__":

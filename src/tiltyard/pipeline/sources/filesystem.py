@@ -18,8 +18,8 @@ import obstore
 import pyarrow as pa
 from obstore.exceptions import BaseError
 
-from tiltyard.model.object_stores import open_object_store
 from tiltyard.model.refusals import RefusedError
+from tiltyard.model.settings.object_stores import open_object_store
 from tiltyard.pipeline.task_errors import clean_message
 from tiltyard.runtime.cache import cached
 from tiltyard.runtime.durability import Durability, replace_file

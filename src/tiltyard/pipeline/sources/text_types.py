@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal, InvalidOperation, Overflow
 from typing import Any
 
 import pyarrow as pa
@@ -57,7 +57,10 @@ def round_trips_as_float64(text: str) -> bool:
         written = Decimal(text)
     except InvalidOperation:
         return False
-    digits = len(written.normalize().as_tuple().digits)
+    try:
+        digits = len(written.normalize().as_tuple().digits)
+    except Overflow:
+        return False
     if not written.is_finite() or digits <= _SAFE_DIGITS:
         return not written.is_finite() or abs(float(text)) != float("inf")
     held = float(text)

@@ -206,5 +206,5 @@ def _check_expression(expression: Any) -> None:
 def _check_function(parts: Collection[str]) -> None:
     name = ".".join(parts)
     if len(parts) != 1 or name.lower() not in ALLOWED_NAMES:
-        reason = REFUSED_REASONS.get(name.lower(), "It is not among the functions that docs/pipeline.md lists.")
+        reason = REFUSED_REASONS.get(name.lower(), "It is not among the functions that docs/views.md lists.")
         raise InvalidInputError(f"A query may not call {name}. {reason}")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tiltyard.model.column_lineage import ANY_COLUMN, Derivation
+from tiltyard.model.columns.lineage import ANY_COLUMN, Derivation
 from tiltyard.pipeline.spark_sql.spark_plans import class_name, to_list, walk_expressions
 
 if TYPE_CHECKING:

@@ -44,8 +44,8 @@ def _clock(seconds: int, fraction: int, per_second: int) -> str:
     return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}{digits}"
 
 
-def _convert_decimal(text: bytes, scale: int) -> bytes:
-    return _format_decimal(msgspec.json.decode(text, type=str), scale)
+def _convert_decimal(text: bytes, scale: str) -> bytes:
+    return _format_decimal(msgspec.json.decode(text, type=str), int(scale))
 
 
 def _convert_variable_decimal(text: bytes) -> bytes:
@@ -90,7 +90,7 @@ class _Schema(msgspec.Struct):
 def find_converters(schema: bytes, part: str | None) -> Mapping[str, Converter]:
     """Return the converters of columns by the schema of an event's part (`before`, `after`), or of a key (None).
 
-    Raises msgspec.MsgspecError for what is no schema of Kafka Connect.
+    Raises msgspec.MsgspecError for what is no schema of Kafka Connect, UnicodeDecodeError, RecursionError.
     """
     struct = msgspec.json.decode(schema, type=_Schema)
     if part is not None:
@@ -101,5 +101,6 @@ def find_converters(schema: bytes, part: str | None) -> Mapping[str, Converter]:
 
 def _converter(column: _Schema) -> Converter | None:
     if column.name == _DECIMAL:
-        return partial(_convert_decimal, scale=int((column.parameters or {}).get("scale", "0")))
+        scale = (column.parameters or {}).get("scale", "0")
+        return partial(_convert_decimal, scale=scale)
     return _CONVERTERS.get(column.name or "")

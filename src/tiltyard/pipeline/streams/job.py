@@ -27,10 +27,10 @@ from tiltyard.pipeline.runs import Run, RunCanceledError
 from tiltyard.pipeline.sources.csv_records import CsvDialect
 from tiltyard.pipeline.sources.file_options import (
     CsvOptions,
+    FileOptions,
     check_csv_only,
     given_options,
-    pick_csv_options,
-    pick_file_options,
+    pick_options,
 )
 from tiltyard.pipeline.sources.filesystem import absolute_path, base_folder, is_remote, local_path
 from tiltyard.pipeline.streams.avro import AvroDecoder
@@ -126,7 +126,7 @@ def stream(
         JobLineage("stream", (LineageSource.of_uri(path),)),
         tuple(parse_check(text) for text in row_options.get("checks") or ()),
     )
-    csv = pick_csv_options(row_options)
+    csv = pick_options(CsvOptions, row_options)
 
     def open_stream() -> tuple[StreamTable, StreamSource]:
         target = StreamTable(run, catalog_client.table(catalog, table), options)
@@ -192,7 +192,7 @@ def _open_folder(
         check_csv_only(csv, "--format", format_)
     if not is_remote(path) and not local_path(base_folder(path)).exists():
         raise RefusedError(f"There is no folder {base_folder(path)}: create it, or look at the name.")
-    files = pick_file_options({**csv, "format": format_})
+    files = pick_options(FileOptions, {**csv, "format": format_})
     return FolderSource(path, files, options.storage, position)
 
 

@@ -11,6 +11,8 @@ from tiltyard.pipeline.streams.debezium import find_converters
 
 Fields = dict[str, msgspec.Raw]
 NULL = b"null"
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Errors of JSON that cannot be read: its syntax or types, bytes that are not UTF-8, too many brackets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def decode_debezium(message: Message, on: Sequence[str]) -> KeyChange | None:
         schema = bytes(event.schema)
         if event.op is None and _is_given(event.payload):
             event = msgspec.json.decode(event.payload, type=_Event)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise UnreadableMessageError(f"The value is no change event of Debezium: {error}") from error
     if event.op in ("c", "r", "u"):
         if not _is_given(event.after):
@@ -102,7 +104,7 @@ def _decode_key(message: Message, on: Sequence[str]) -> bytes:
         key = msgspec.json.decode(message.key, type=_Key)
         text = _convert(key.payload, bytes(key.schema), None) if _is_given(key.payload) else message.key
         fields = msgspec.json.decode(text, type=Fields)
-    except msgspec.MsgspecError:
+    except _UNREADABLE:
         fields = _scalar_key(message.key, on)
     if missing := [name for name in on if name not in fields]:
         raise UnreadableMessageError(f"The message's key has no '{missing[0]}'.")
@@ -113,7 +115,7 @@ def _scalar_key(key: bytes, on: Sequence[str]) -> Fields:
     """Return a key that is a JSON value by itself, where the table's key is one column."""
     try:
         value = msgspec.json.decode(key, type=msgspec.Raw)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise UnreadableMessageError(f"The message's key is no JSON: {error}") from error
     if len(on) != 1:
         raise UnreadableMessageError("The message's key is one value, and the table's key has several columns.")
@@ -122,7 +124,10 @@ def _scalar_key(key: bytes, on: Sequence[str]) -> Fields:
 
 def _convert(row: msgspec.Raw | bytes, schema: bytes, part: str | None) -> bytes:
     """Return a row as a line, with the values that its schema gives a meaning (dates, decimals) written out."""
-    converters = find_converters(schema, part) if schema and schema != NULL else {}
+    try:
+        converters = find_converters(schema, part) if schema and schema != NULL else {}
+    except _UNREADABLE as error:
+        raise UnreadableMessageError(f"The event's schema is none of Kafka Connect: {error}") from error
     if not converters:
         line = _one_line(bytes(row))
         if not line.startswith(b"{"):
@@ -141,7 +146,7 @@ def _convert(row: msgspec.Raw | bytes, schema: bytes, part: str | None) -> bytes
 def _decode_fields(text: bytes, what: str) -> Fields:
     try:
         return msgspec.json.decode(text, type=Fields)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise UnreadableMessageError(f"{what} is no JSON object: {error}") from error
 
 

@@ -24,7 +24,7 @@ from lance_namespace.errors import (
 
 from tiltyard.contracts.checks import QualityCheck, validate_checks
 from tiltyard.contracts.row_checks import split_failing
-from tiltyard.model.column_lineage import ReadColumns
+from tiltyard.model.columns.lineage import ReadColumns
 from tiltyard.model.lineage import JobLineage
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.column_names import check_new_columns
@@ -43,7 +43,6 @@ from tiltyard.pipeline.streams.positions import (
 from tiltyard.pipeline.upsert.plan import UpsertPlan
 from tiltyard.pipeline.upsert.tasks import KeysInMemory
 from tiltyard.pipeline.writing.commit import KEY_ERRORS, CommitConflictError, JobTable, check_column_list
-from tiltyard.pipeline.writing.contract_checks import rejecting_checks
 from tiltyard.pipeline.writing.fragments import (
     FragmentTarget,
     check_lance_types,
@@ -51,7 +50,7 @@ from tiltyard.pipeline.writing.fragments import (
     parse_fragments,
     write_batches,
 )
-from tiltyard.pipeline.writing.quality_checks import CheckCounter
+from tiltyard.pipeline.writing.quality_checks import CheckCounter, rejecting_checks
 from tiltyard.pipeline.writing.target_table import TargetTable, WriteMode, prepare_target
 from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec, describe_unfit, encode_rejects, rejects_folder
 from tiltyard.pipeline.writing.write_job import check_rows

@@ -22,7 +22,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.change_feed.table_history import read_transaction
-from tiltyard.model.column_lineage import Origins
+from tiltyard.model.columns.lineage import Origins
 from tiltyard.model.lineage import refresh_lineage
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.views.definitions import (
@@ -42,7 +42,6 @@ from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import LazySession, isolate_session, started
 from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.table_location import CatalogConnection
-from tiltyard.pipeline.views.column_origins import view_origins
 from tiltyard.pipeline.views.computed_columns import column_functions, find_code, find_reusable
 from tiltyard.pipeline.views.computed_values import ReusableValues, ViewColumn
 from tiltyard.pipeline.views.planning import (
@@ -62,7 +61,7 @@ from tiltyard.pipeline.views.query_analysis import (
     needed_columns,
     query_shape,
 )
-from tiltyard.pipeline.views.row_writer import ViewWriter, is_repeatable, register_schemas, truncate
+from tiltyard.pipeline.views.row_writer import ViewWriter, is_repeatable, register_schemas, truncate, view_origins
 from tiltyard.pipeline.views.sources import SourceTable, pin_sources, reopen_sources
 from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable
 from tiltyard.pipeline.writing.fragments import (

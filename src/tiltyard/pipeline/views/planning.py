@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from tiltyard.change_feed.table_history import fragments_by_id
-from tiltyard.model.column_lineage import Origins
+from tiltyard.model.columns.lineage import Origins
 from tiltyard.model.views.definitions import SourceVersion, ViewDefinition, ViewKind, ViewLineage
 from tiltyard.pipeline.table_location import scan_fragments
 from tiltyard.pipeline.views.group_keys import GroupKeys, find_groups, usable_keys

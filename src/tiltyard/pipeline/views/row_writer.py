@@ -16,18 +16,21 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.sql_text import quote_identifier
+from tiltyard.model.columns.lineage import Origins, ReadColumns
+from tiltyard.model.lineage import digest_code
+from tiltyard.model.text.sql_text import quote_identifier
 from tiltyard.model.views.definitions import DETERMINISTIC, ViewDefinition, ViewKind, query_columns
 from tiltyard.pipeline.backfill.tasks import ColumnFunction
 from tiltyard.pipeline.datasource.dataframes import TaskRows, plan_version_scan, read_frame
 from tiltyard.pipeline.datasource.spark_types import arrow_schema
-from tiltyard.pipeline.functions.call_policy import CallPolicy
+from tiltyard.pipeline.functions.call_policy import PLAIN_POLICY, CallPolicy
 from tiltyard.pipeline.functions.calls import GuardedFunction
 from tiltyard.pipeline.functions.user_functions import PickledFunction
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import task_slots
 from tiltyard.pipeline.sources.casts import ColumnMapping, ColumnSelection, map_to_table, select_columns
 from tiltyard.pipeline.spark_tasks import run_partitions, run_tasks
+from tiltyard.pipeline.views.computed_columns import column_functions, find_code
 from tiltyard.pipeline.views.computed_values import ReusableValues, ViewColumn
 from tiltyard.pipeline.views.group_keys import GroupKeys
 from tiltyard.pipeline.views.planning import QueryPart
@@ -49,6 +52,7 @@ from tiltyard.view_refresh.net_changes import NetChanges
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
 
 _ROWS_PER_CODE_TASK = 32
 """How many changed rows of a source are worth a task of their own, where code computes columns."""
@@ -263,3 +267,31 @@ def _parse_envelope(text: str, payload: str) -> Mapping[str, Any]:
     if not isinstance(envelope, dict) or not isinstance(envelope.get(payload), str):
         raise InvalidInputError(f"The udtf is JSON with the pickled callable, in base64, as '{payload}'.")
     return envelope
+
+
+def view_origins(
+    view: pa.Schema, definition: ViewDefinition, query: Sequence[str], read: ReadColumns
+) -> Origins | None:
+    """Return the origins of the columns of a view whose query has the columns `query`, made as `read` says."""
+    if read.inputs is None:
+        return None
+    schema = pa.schema([view.field(name) for name in query_columns(view)])
+    made = _made_by_query(schema, definition, query, read)
+    if made is None:
+        return None
+    functions = column_functions(find_code(definition, view), view, PLAIN_POLICY)
+    added = AddedColumns.of(view, code={name: ViewColumn(each) for name, each in functions.items()})
+    return (*made, *added.origins(made))
+
+
+def _made_by_query(
+    schema: pa.Schema, definition: ViewDefinition, query: Sequence[str], read: ReadColumns
+) -> Origins | None:
+    if definition.kind is ViewKind.QUERY:
+        return read.origins([(name, name) for name in schema.names])
+    code = parse_view_code(definition, schema, query, PLAIN_POLICY)
+    digest, inputs = digest_code(definition.udtf), [name.partition(".")[0] for name in code.inputs or query]
+    if not isinstance(code, Chunker):
+        return read.made_by(digest, schema.names, inputs)
+    kept = read.origins([(name, name) for name in schema.names if name not in code.outputs]) or ()
+    return (*kept, *(read.made_by(digest, code.outputs, inputs) or ()))

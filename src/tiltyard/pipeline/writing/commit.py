@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from tiltyard.pipeline.runs import Run
     from tiltyard.pipeline.table_location import TableLocation
 
+MAX_TRIES = 20
+"""How often a change is tried again because of commits of others."""
 _STEP_PROPERTY = "tiltyard.step"
 
 
@@ -270,6 +273,20 @@ class JobTable:
                 raise
             self._guard.refused = False
             raise CommitConflictError(f"{self.table} is past version {dataset.version}.") from error
+
+    def change_latest(self, plan: Callable[[lance.LanceDataset], Callable[[], object] | None]) -> bool:
+        """Run the change that `plan` makes of the latest version, again after conflicts; False where it makes none.
+
+        Raises ConcurrentModificationError where they do not stop, else what Lance raises.
+        """
+        for _ in range(MAX_TRIES):
+            dataset = self.latest()
+            if (change := plan(dataset)) is None:
+                return False
+            with suppress(CommitConflictError):
+                self.commit_change(dataset, change)
+                return True
+        raise ConcurrentModificationError(f"{self.table} keeps changing: try again when it has fewer commits.")
 
     def _open_version(self, version: int) -> lance.LanceDataset:
         """Open a version straight from storage: the catalog need not be asked for a version that it has published."""

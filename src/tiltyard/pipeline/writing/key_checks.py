@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from tiltyard.contracts.checks import QualityCheck
 from tiltyard.model.refusals import RefusedError
-from tiltyard.model.typed_ids import parse_typed_id
+from tiltyard.model.text.typed_ids import parse_typed_id
 from tiltyard.pipeline.private_variables import set_task_variables
 from tiltyard.pipeline.spark_tasks import task_variables
 from tiltyard.pipeline.writing.fragments import FragmentRows

@@ -10,12 +10,12 @@ from tiltyard.contracts.checks import QualityCheck, parse_check
 from tiltyard.functions.ready_made import is_ready_made
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.type_names import parse_type
-from tiltyard.pipeline.functions.call_options import CallOptions, make_policy, pick_call_options
+from tiltyard.pipeline.functions.call_options import CallOptions, make_policy
 from tiltyard.pipeline.functions.calls import GuardedFunction
 from tiltyard.pipeline.functions.user_functions import parse_user_function
 from tiltyard.pipeline.jobs import Alias, ColumnNames
 from tiltyard.pipeline.sources.casts import ColumnSelection
-from tiltyard.pipeline.sources.file_options import CsvOptions, FileOptions
+from tiltyard.pipeline.sources.file_options import CsvOptions, FileOptions, pick_options
 from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE
 from tiltyard.pipeline.writing.target_table import WriteMode
@@ -88,7 +88,7 @@ class WriteOptions:
                 types,
                 tuple(arguments.get("null") or ()),
             ),
-            _parse_function(arguments.get("udf"), rejects, pick_call_options(arguments)),
+            _parse_function(arguments.get("udf"), rejects, pick_options(CallOptions, arguments)),
             tuple(parse_check(text) for text in arguments.get("checks") or ()),
             absolute_path(rejects) if rejects else None,
             rows_per_file or ROWS_PER_FILE,

@@ -10,12 +10,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiltyard.contracts.checks import COMPARE, KEY_CHECKS, QualityCheck
+from tiltyard.contracts.checks import COMPARE, KEY_CHECKS, QualityCheck, validate_checks
+from tiltyard.contracts.contract import PROPERTY, Level, property_contract
 from tiltyard.contracts.row_checks import ROW_KINDS, failing_rows
+
+if TYPE_CHECKING:
+    from tiltyard.pipeline.catalog_client import Table
+
 
 _READING_CHECKS = (*KEY_CHECKS, "distribution")
 """Kinds of checks that take more than counts: they read the new rows again."""
@@ -87,3 +93,16 @@ def report_checks(results: Sequence[CheckResult]) -> dict[str, str]:
         for result in results
     ]
     return {"checks": json.dumps(entries)}
+
+
+def rejecting_checks(table: Table, rows: pa.Schema) -> tuple[QualityCheck, ...]:
+    """Return the checks by which a table's contract rejects rows that have these columns; none without a contract.
+
+    Raises RefusedError for a column of a type that a check does not take, TableNotFoundError.
+    """
+    text = (table.describe().properties or {}).get(PROPERTY)
+    if text is None:
+        return ()
+    checks = [each.check for each in property_contract(text).row_checks(Level.REJECT)]
+    validate_checks(checks, rows)
+    return tuple(checks)

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tiltyard.model.column_lineage import ReadColumns
+from tiltyard.model.columns.lineage import ReadColumns
 from tiltyard.model.lineage import LineageSource
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import LazySession, started, task_slots
 from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.sources.discovery import FileSource, SourceOptions, find_source, group_pieces, spark_inspector
-from tiltyard.pipeline.sources.file_options import SPARK_FORMATS, FileOptions, given_options, pick_file_options
+from tiltyard.pipeline.sources.file_options import SPARK_FORMATS, FileOptions, given_options, pick_options
 from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.sources.inspection import adapt_to_table, inferred_casts
 from tiltyard.pipeline.spark_tasks import run_partitions, run_tasks
@@ -68,7 +68,7 @@ def open_files(
     selection: ColumnSelection,
 ) -> RowSource:
     """Open files by the arguments of a job: as a DataFrame where Spark reads them. Raises RefusedError."""
-    files, path = pick_file_options(arguments), absolute_path(path)
+    files, path = pick_options(FileOptions, arguments), absolute_path(path)
     if (kind := _spark_format(path, files.get("format"))) is not None:
         frame = _read_spark_files(started(spark), path, kind, files)
         return FrameRows((LineageSource.of_uri(path),), frame)

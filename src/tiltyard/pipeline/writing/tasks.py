@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tiltyard.contracts.checked_rows import FOLDER, ROWS_PER_FILE, encode_reject, to_text
 from tiltyard.contracts.checks import QualityCheck
-from tiltyard.contracts.rejects import FOLDER, ROWS_PER_FILE, encode_reject
 from tiltyard.contracts.row_checks import split_failing
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.functions.calls import GuardedFunction
@@ -292,7 +292,7 @@ class RejectFiles:
 
 def describe_unfit(rejected: RejectedRow) -> RefusedError:
     """Return the error of a row that does not fit, where there is no folder for such rows."""
-    text = json.dumps(rejected.row, default=_to_text)[:_MAX_ROW_TEXT]
+    text = json.dumps(rejected.row, default=to_text)[:_MAX_ROW_TEXT]
     return RefusedError(
         f"A row does not fit: {rejected.reason}. The row: {text}. Name a folder for such rows (--rejects), and the "
         "others are taken."
@@ -302,8 +302,3 @@ def describe_unfit(rejected: RejectedRow) -> RefusedError:
 def encode_rejects(rejected: Iterable[RejectedRow]) -> bytes:
     """Return rejected rows as lines of JSON: {"reason": …, "row": …}."""
     return b"".join(encode_reject(row.reason, row.row) for row in rejected)
-
-
-def _to_text(value: Any) -> str:
-    """Return text for values that JSON cannot represent."""
-    return f"{len(value)} bytes" if isinstance(value, bytes) else str(value)

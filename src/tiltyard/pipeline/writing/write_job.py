@@ -21,7 +21,7 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, TableAlreadyExistsError, TableNotFoundError
 
 from tiltyard.contracts.checks import KEY_CHECKS, QualityCheck, validate_checks
-from tiltyard.model.column_lineage import ReadColumns, rows_function_origins
+from tiltyard.model.columns.lineage import ReadColumns, rows_function_origins
 from tiltyard.model.lineage import JobLineage, LineageSource
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.catalog_client import Table
@@ -32,7 +32,6 @@ from tiltyard.pipeline.sources.casts import check_time_zones, find_kept_columns,
 from tiltyard.pipeline.upsert.plan import find_upsert, upsert_fragments
 from tiltyard.pipeline.upsert.tasks import KeptColumns
 from tiltyard.pipeline.writing.commit import KEY_ERRORS, JobTable, check_column_list
-from tiltyard.pipeline.writing.contract_checks import rejecting_checks
 from tiltyard.pipeline.writing.distribution_checks import (
     ColumnProfile,
     compare,
@@ -51,6 +50,7 @@ from tiltyard.pipeline.writing.options import WriteOptions
 from tiltyard.pipeline.writing.quality_checks import (
     CheckResult,
     judge_counts,
+    rejecting_checks,
     report_checks,
 )
 from tiltyard.pipeline.writing.target_table import TargetTable, forget_location, prepare_target

@@ -6,6 +6,8 @@ checks.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pyarrow as pa
 
 from tiltyard.runtime.client_arrow.decoded_size import check_decoded_size, encoded_columns
@@ -19,7 +21,7 @@ def read_table(
 ) -> pa.Table:
     """Read a body in the stream format, or the file format, that may become so many bytes and so many times larger.
 
-    Raises ValueError, pa.ArrowException.
+    Raises ValueError, OSError, pa.ArrowException.
     """
     check_expansion(data, is_file=is_file, allowed_bytes=allowed_bytes, max_ratio=max_ratio)
     source = pa.BufferReader(data)
@@ -32,7 +34,10 @@ def read_table(
 
 
 def read_schema(data: bytes) -> pa.Schema:
-    """Read the schema that a stream begins with, and nothing behind it. Raises pa.ArrowException."""
+    """Read the schema that a stream begins with, and nothing behind it.
+
+    Raises pa.ArrowException, OSError, ValueError.
+    """
     return pa.ipc.open_stream(data).schema
 
 
@@ -42,3 +47,13 @@ def to_ipc(rows: pa.RecordBatch | pa.Table) -> pa.Buffer:
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write(rows)
     return sink.getvalue()
+
+
+def slice_batch(batch: pa.RecordBatch, most_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Slice a batch so that each slice has so many bytes at most; a row that has more is a slice by itself."""
+    rows = max(1, batch.num_rows * most_bytes // max(1, batch.nbytes))
+    if rows >= batch.num_rows:
+        yield batch
+        return
+    for first in range(0, batch.num_rows, rows):
+        yield batch.slice(first, rows)

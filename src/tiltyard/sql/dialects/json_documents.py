@@ -99,7 +99,10 @@ def texts_at(documents: Sequence[Document | None], steps: Sequence[Step]) -> Seq
 
 def _read_all(documents: Sequence[Document | None], steps: tuple[Step, ...], kind: Any) -> list[Any] | None:
     """Return the values of one kind at a path, in a fraction of the time of `find`; None if some are of another."""
-    decode = _reader(steps, kind)
+    try:
+        decode = _reader(steps, kind)
+    except ValueError:  # msgspec takes no key with a quote, a backslash or a control character
+        return None
     try:
         values = [None if document is None else decode(document) for document in documents]
     except (msgspec.MsgspecError, RecursionError):

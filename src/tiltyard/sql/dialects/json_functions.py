@@ -1,19 +1,25 @@
 """Functions on JSON texts that queries call: each takes arrays of arguments, and returns an array of results.
 
 A null argument makes null. A JSON value is a text: `json_extract` and its like return texts that are JSON again.
+
+Whether a value contains another one DuckDB's `json_contains` and PostgreSQL's `@>` say in different ways: `@>` compares
+from the outermost value on, `json_contains` looks for the value at any depth. To PostgreSQL the numbers 1 and 1.0 are
+equal, to DuckDB they are not. Comparisons of one pair of values are counted, so that two long lists do not take the
+product of their lengths.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from decimal import Decimal
+from functools import lru_cache, partial
 from itertools import repeat
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiltyard.sql.dialects import json_containment
 from tiltyard.sql.dialects.functions import FunctionError, SqlFunction
 from tiltyard.sql.dialects.json_documents import (
     Document,
@@ -32,6 +38,86 @@ from tiltyard.sql.dialects.json_documents import (
     to_json,
     to_text,
 )
+
+MAX_COMPARISONS = 100_000
+"""Pairs of values that one containment compares."""
+_KEPT = 64
+"""Values that were looked for, which are mostly one for all rows."""
+
+_read_exactly = msgspec.json.Decoder(float_hook=Decimal).decode
+
+
+class _Comparison:
+    """One containment, which may compare so many pairs of values."""
+
+    def __init__(self) -> None:
+        self._left = MAX_COMPARISONS
+
+    def count(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise FunctionError(
+                f"A JSON value is compared with another one in more than {MAX_COMPARISONS} pairs: compare less of it,"
+                " as by -> 'key'."
+            )
+
+    def is_found(self, value: Any, wanted: Any) -> bool:
+        """Return whether a value, or one within it, has all of another one."""
+        waiting = [value]
+        while waiting:
+            current = waiting.pop()
+            if self._has_all(current, wanted):
+                return True
+            if isinstance(current, dict):
+                waiting += current.values()
+            elif isinstance(current, list):
+                waiting += current
+        return False
+
+    def _has_all(self, value: Any, wanted: Any) -> bool:
+        self.count()
+        if type(value) is not type(wanted):
+            return False
+        if isinstance(value, dict):
+            return all(key in value and self._has_all(value[key], each) for key, each in wanted.items())
+        if isinstance(value, list):
+            return all(any(self._has_all(own, each) for own in value) for each in wanted)
+        return bool(value == wanted)
+
+    def contains(self, value: Any, wanted: Any) -> bool:
+        """Return whether a value has all of another one in the places where that has it."""
+        self.count()
+        if isinstance(wanted, dict):
+            return isinstance(value, dict) and all(
+                key in value and self.contains(value[key], each) for key, each in wanted.items()
+            )
+        if isinstance(wanted, list):
+            return isinstance(value, list) and all(any(self.contains(own, each) for own in value) for each in wanted)
+        return not isinstance(value, dict | list) and _is_bool(value) == _is_bool(wanted) and bool(value == wanted)
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+@lru_cache(_KEPT)
+def _read_wanted(text: str, *, exactly: bool) -> Any:
+    return read(text, _read_exactly) if exactly else read(text)
+
+
+def is_found(document: str, wanted: str) -> bool:
+    """Return whether a JSON text has another one, at any depth (DuckDB's `json_contains`)."""
+    return _Comparison().is_found(read(document), _read_wanted(wanted, exactly=False))
+
+
+def contains(document: str, wanted: str) -> bool:
+    """Return whether a JSON text contains another one from its outermost value on (PostgreSQL's `@>`)."""
+    value, other = read(document, _read_exactly), _read_wanted(wanted, exactly=True)
+    comparison = _Comparison()
+    if isinstance(value, list) and not isinstance(other, dict | list):  # the one exception that PostgreSQL makes
+        return any(comparison.contains(each, other) for each in value)
+    return comparison.contains(value, other)
+
 
 _TEXTS = pa.list_(pa.string())
 
@@ -83,10 +169,6 @@ def _steps_of(path: str | int) -> tuple[Step, ...]:
 def _one_step(key: str | int) -> tuple[Step]:
     """Return the step that a key as such is, or a position."""
     return (key,)
-
-
-def _json_at(documents: Sequence[Document | None], steps: Sequence[Step]) -> Sequence[str | None]:
-    return [None if value is None else to_json(value) for value in find_all(documents, steps)]
 
 
 def _of_each(
@@ -214,7 +296,7 @@ def _tried(documents: pa.Array) -> pa.Array:
 
 
 def _is_contained(document: str, outer: str) -> bool:
-    return json_containment.contains(outer, document)
+    return contains(outer, document)
 
 
 def _has_key(document: str, key: str) -> bool:
@@ -255,15 +337,15 @@ def _key_function(name: str, key: pa.DataType, function: Callable[..., Any]) -> 
 
 
 JSON_FUNCTIONS = (
-    _path_function("json_extract", pa.string(), _json_at),
+    _path_function("json_extract", pa.string(), partial(_of_each, to_json)),
     _path_function("json_extract_string", pa.string(), texts_at),
     _path_function("json_array_length", pa.int64(), partial(_of_each, _length)),
     _path_function("json_keys", _TEXTS, partial(_of_each, _keys)),
     _path_function("json_type", pa.string(), partial(_of_each, _duckdb_kind)),
     _path_function("json_exists", pa.bool_(), _exist),
-    _key_function("json_key", pa.string(), _json_at),
+    _key_function("json_key", pa.string(), partial(_of_each, to_json)),
     _key_function("json_key_text", pa.string(), texts_at),
-    _key_function("json_position", pa.int64(), _json_at),
+    _key_function("json_position", pa.int64(), partial(_of_each, to_json)),
     _key_function("json_position_text", pa.int64(), texts_at),
     _function("json_walk", pa.string(), _walked, _TEXTS),
     _function("json_walk_text", pa.string(), _walked_as_text, _TEXTS),
@@ -277,8 +359,8 @@ JSON_FUNCTIONS = (
     _function("json", pa.string(), _checked),
     SqlFunction("json_try", (pa.string(),), pa.string(), _tried),
     SqlFunction("json_valid", (pa.string(),), pa.bool_(), _valid),
-    _function("json_contains", pa.bool_(), json_containment.is_found, pa.string()),
-    _function("jsonb_contains", pa.bool_(), json_containment.contains, pa.string()),
+    _function("json_contains", pa.bool_(), is_found, pa.string()),
+    _function("jsonb_contains", pa.bool_(), contains, pa.string()),
     _function("jsonb_contained", pa.bool_(), _is_contained, pa.string()),
     _function("jsonb_exists", pa.bool_(), _has_key, pa.string()),
     _function("jsonb_exists_any", pa.bool_(), _has_any_key, _TEXTS),

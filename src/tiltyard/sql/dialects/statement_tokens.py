@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.sql.operations import NO_OPERANDS
+from tiltyard.sql.statements.operations import NO_OPERANDS
 from tiltyard.tables.lance_sql.lexer import TOKEN
 
 JSON_TYPES = frozenset({"json", "jsonb"})

@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice, takewhile
@@ -30,6 +31,7 @@ from urllib.parse import quote
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.branches import Branch
+from tiltyard.model.classifications import METADATA_PREFIX
 from tiltyard.model.columns.computed_columns import PREFIX
 from tiltyard.runtime.durability import WrittenFile
 
@@ -109,6 +111,7 @@ CodeDeclaration: TypeAlias = frozenset[tuple[bytes, bytes]]
 """The pairs of a column's metadata that declare code for it: a computed column."""
 
 _CODE_PREFIX = PREFIX.encode()
+_CLASSIFICATION_PREFIX = METADATA_PREFIX.encode()
 
 
 @dataclass(slots=True)
@@ -116,8 +119,9 @@ class Manifest:
     """The parts of a manifest that the server checks.
 
     `bases` are locations outside the table's folder that have files of it, `code_declarations` those of its columns,
-    `backtick_columns` the names of columns with a backtick, which Lance cannot look up, `transaction_file` the name of
-    a file in _transactions, which is not read where the manifest has the transaction inline, too (`has_transaction`),
+    `has_classifications` whether metadata of a column classifies it, `backtick_columns` the names of columns with a
+    backtick, which Lance cannot look up, `transaction_file` the name of a file in _transactions, which is not read
+    where the manifest has the transaction inline, too (`has_transaction`),
     `new_files` the files on a disk that it names and the version before it does not, `previous` how the manifest of
     that is named, if it was read. `fields` are those of its message, without fragments.
     """
@@ -127,17 +131,30 @@ class Manifest:
     has_transaction: bool = False
     bases: list[str] = field(default_factory=list)
     code_declarations: list[CodeDeclaration] = field(default_factory=list)
+    has_classifications: bool = False
     backtick_columns: list[str] = field(default_factory=list)
     new_files: list[WrittenFile] = field(default_factory=list)
     previous: NamingScheme | None = None
     fields: list[Field] = field(default_factory=list)
 
 
+_NO_MANIFEST = "The staged file is not a Lance manifest: nothing was committed."
+
+
+@contextmanager
+def refuse_malformed() -> Iterator[None]:
+    """Raise InvalidInputError where a message inside a manifest cannot be read: `parse_manifest` reads none of them."""
+    try:
+        yield
+    except (struct.error, IndexError, OverflowError, UnicodeDecodeError, StopIteration) as error:
+        raise InvalidInputError(_NO_MANIFEST) from error
+
+
 def parse_manifest(content: bytes, version: int) -> Manifest:
     """Parse a manifest. Raises InvalidInputError unless it is a complete manifest of that version."""
     manifest = _read_manifest(content)
     if manifest is None:
-        raise InvalidInputError("The staged file is not a Lance manifest: nothing was committed.")
+        raise InvalidInputError(_NO_MANIFEST)
     if manifest.version != version:
         raise InvalidInputError(
             f"The staged manifest is of version {manifest.version}, not {version}: nothing was committed."
@@ -185,6 +202,7 @@ def _add_bytes_field(manifest: Manifest, key: int, value: bytes) -> None:
     elif key == _COLUMNS_FIELD:
         if _CODE_PREFIX in value:  # rare
             manifest.code_declarations.append(_code_declaration(value))
+        manifest.has_classifications |= _CLASSIFICATION_PREFIX in value
         if b"`" in value:
             manifest.backtick_columns += _backtick_names(value)
     elif key == TRANSACTION_FIELD:
@@ -214,19 +232,19 @@ def column_ids(content: bytes) -> frozenset[int]:
     return frozenset(_column_id(column) for column in columns if isinstance(column, bytes))
 
 
+@refuse_malformed()
 def with_bases(content: bytes, convert: Callable[[str], str]) -> bytes:
     """Return a valid manifest with its bases converted: locations outside its folder that have files of it.
 
-    Raises InvalidInputError for one whose sections come after its message, as no version of Lance writes it.
+    Raises InvalidInputError for one whose sections come after its message, as no version of Lance writes it, or whose
+    messages cannot be read.
     """
     (position,) = struct.unpack_from("<Q", content, len(content) - _FOOTER.size)
     message, converted, start = message_of(content), bytearray(), 0
     for key, end in _field_ends(message):
         field_bytes = message[start:end]
         if key == BASES_FIELD:
-            base = next(value for number, value in message_fields(field_bytes) if number == key)
-            assert isinstance(base, bytes)
-            field_bytes = _encode_bytes(key, _with_path(base, convert))
+            field_bytes = _encode_bytes(key, _with_path(next(byte_fields(field_bytes, key)), convert))
         converted += field_bytes
         start = end
     sections = (value for key, value in message_fields(message) if key in (INDICES_FIELD, INLINE_TRANSACTION_FIELD))
@@ -248,11 +266,12 @@ def _with_path(base: bytes, convert: Callable[[str], str]) -> bytes:
     return bytes(converted)
 
 
+@refuse_malformed()
 def without_dictionaries(message: bytes) -> bytes:
     """Return a manifest's message in which columns of dictionaries are those of their values.
 
     Lance opens a manifest with such columns from its file alone, even if its content is at hand. Other columns are read
-    as they are; those themselves rightly in files of Lance's format 2.1 and later.
+    as they are; those themselves rightly in files of Lance's format 2.1 and later. Raises InvalidInputError.
     """
     if _DICTIONARY not in message:
         return message
@@ -340,9 +359,13 @@ def _encode_varint(value: int) -> bytes:
 
 
 def number_of(fields: Mapping[int, int | bytes | None], field: int) -> int:
-    """Return the number in a field of a parsed message; 0 without one, which protobuf leaves out."""
+    """Return the number in a field of a parsed message; 0 without one, which protobuf leaves out.
+
+    Raises InvalidInputError for a field that is no number.
+    """
     value = fields.get(field, 0)
-    assert isinstance(value, int)
+    if not isinstance(value, int):
+        raise InvalidInputError(_NO_MANIFEST)
     return value
 
 
@@ -360,6 +383,40 @@ def _code_declaration(column: bytes) -> CodeDeclaration:
         for name, value in entries
         if isinstance(name, bytes) and isinstance(value, bytes) and name.startswith(_CODE_PREFIX)
     )
+
+
+@refuse_malformed()
+def classified_fields(content: bytes) -> list[tuple[int, tuple[str, ...], dict[str, str]]]:
+    """Return the id of each field of a valid manifest that its metadata classifies, the names on its path, its keys.
+
+    Keys are those of the metadata, without METADATA_PREFIX.
+    """
+    columns = [_column_keys(column) for column in byte_fields(message_of(content), _COLUMNS_FIELD)]
+    parents = {number: (name, parent) for number, name, parent, _ in columns}
+    found = []
+    for number, _, _, keys in columns:
+        names, at = list[str](), number
+        while keys and at in parents and len(names) <= len(columns):
+            names.append(parents[at][0])
+            at = parents[at][1]
+        if keys:
+            found.append((number, tuple(reversed(names)), keys))
+    return found
+
+
+def _column_keys(column: bytes) -> tuple[int, str, int, dict[str, str]]:
+    """Return a column's id, its name, the id of the one that it is in, and what its metadata classifies it as."""
+    fields = dict(message_fields(column))
+    name = fields.get(_NAME_FIELD)
+    pairs = (dict(message_fields(pair)) for pair in byte_fields(column, _METADATA_FIELD))
+    entries = ((pair.get(1, b""), pair.get(2, b"")) for pair in pairs)
+    keys = {
+        key.removeprefix(_CLASSIFICATION_PREFIX).decode(): value.decode()
+        for key, value in entries
+        if isinstance(key, bytes) and isinstance(value, bytes) and key.startswith(_CLASSIFICATION_PREFIX)
+    }
+    text = name.decode() if isinstance(name, bytes) else ""
+    return number_of(fields, _ID_FIELD), text, number_of(fields, _PARENT_FIELD), keys
 
 
 def _backtick_names(column: bytes) -> list[str]:
@@ -422,6 +479,10 @@ def _skip(message: bytes, at: int) -> int:
     return at
 
 
+_LAST_SHIFT = 63
+"""Where the last of the ten bytes of an integer belongs, which has one bit."""
+
+
 def read_varint(message: bytes, at: int) -> tuple[int, int]:
     """Return an integer of a protobuf message, and the position after it. Raises IndexError."""
     value = shift = 0
@@ -430,5 +491,10 @@ def read_varint(message: bytes, at: int) -> tuple[int, int]:
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, at
+            break
         shift += 7
+        if shift > _LAST_SHIFT:
+            raise IndexError("an integer has more than ten bytes")
+    if shift == _LAST_SHIFT and byte > 1:
+        raise IndexError("an integer has more than 64 bits")
+    return value, at

@@ -1,5 +1,6 @@
 """Compare two manifests of a table: which fragments of the later one may have other values in some columns.
 
+A manifest of a client may have messages that cannot be read: the functions raise InvalidInputError then.
 Reads the protobuf messages of Lance's table format as `manifest_format` does, with these fields besides:
 
     1   column: 2 name, 3 id, 4 id of the parent column
@@ -14,7 +15,14 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tiltyard.storage.manifests.manifest_format import byte_fields, message_fields, message_of, number_of, read_varint
+from tiltyard.storage.manifests.manifest_format import (
+    byte_fields,
+    message_fields,
+    message_of,
+    number_of,
+    read_varint,
+    refuse_malformed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -52,6 +60,7 @@ class _Fragment:
     deletions: bytes
 
 
+@refuse_malformed()
 def column_numbers(content: bytes) -> dict[str, int]:
     """Return the ids of a valid manifest's top-level columns by their names."""
     columns = (dict(message_fields(column)) for column in byte_fields(message_of(content), _COLUMNS))
@@ -63,6 +72,7 @@ def column_numbers(content: bytes) -> dict[str, int]:
     }
 
 
+@refuse_malformed()
 def field_numbers(content: bytes) -> dict[str, frozenset[int]]:
     """Return the ids of a valid manifest's top-level columns by their names, each with those of the fields in it."""
     columns = [dict(message_fields(column)) for column in byte_fields(message_of(content), _COLUMNS)]
@@ -70,19 +80,23 @@ def field_numbers(content: bytes) -> dict[str, frozenset[int]]:
     numbers = {name: {number} for name, number in column_numbers(content).items()}
     names = {number: name for name, number in column_numbers(content).items()}
     for number in parents:
-        top = number
+        top, levels = number, 0
         while parents.get(top, _TOP_LEVEL) != _TOP_LEVEL:
-            top = parents[top]
+            top, levels = parents[top], levels + 1
+            if levels > len(parents):
+                raise IndexError("a column is within itself")
         if top in names:
             numbers[names[top]].add(number)
     return {name: frozenset(fields) for name, fields in numbers.items()}
 
 
+@refuse_malformed()
 def count_rows(content: bytes) -> int:
     """Return the number of rows of a valid manifest."""
     return _live_rows(_parse(raw, frozenset()) for raw in byte_fields(message_of(content), _FRAGMENTS))
 
 
+@refuse_malformed()
 def compare_rows(before: bytes | None, after: bytes, columns: frozenset[int], *, consecutive: bool) -> RowChange:
     """Compare the values of columns, by their ids, between two valid manifests; None before: all rows are brought.
 
@@ -121,12 +135,10 @@ def _fragment_id(raw: bytes) -> int:
 
 def _parse(raw: bytes, columns: frozenset[int]) -> _Fragment:
     fields = dict(message_fields(raw))
-    number, rows, deletions = fields.get(1, 0), fields.get(4, 0), fields.get(3, b"")
-    assert isinstance(number, int)
-    assert isinstance(rows, int)
-    assert isinstance(deletions, bytes)
-    deleted = dict(message_fields(deletions)).get(4, 0)
-    assert isinstance(deleted, int)
+    number, rows, deletions = number_of(fields, 1), number_of(fields, 4), fields.get(3, b"")
+    if not isinstance(deletions, bytes):
+        raise IndexError("a deletion file is no message")
+    deleted = number_of(dict(message_fields(deletions)), 4)
     files = tuple(
         (file.get(1), file.get(7))
         for file in map(dict, map(message_fields, byte_fields(raw, 2)))

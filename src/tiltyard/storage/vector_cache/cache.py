@@ -368,7 +368,7 @@ class VectorCache(CountedCache):
         except UnsupportedVectorsError as error:
             self._give_up(entry, f"{error}")
             _log.info("Vectors of %s are not kept in memory: %s.", entry.key.table[0], error)
-        except Exception as error:  # noqa: BLE001  # nobody waits for this thread: the log is the only place to report it
+        except BaseException as error:  # noqa: BLE001  # a panic of Lance, too; nobody waits: the log alone reports it
             self._give_up(entry, f"its rows could not be read ({type(error).__name__})")
             _log.exception("Vectors of %s are not kept in memory.", entry.key.table[0])
         finally:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tiltyard.store.backend import Connection
-    from tiltyard.store.records import Path
+    from tiltyard.store.repository import Path
 
 SERVER, NAMESPACE, TABLE = "server", "namespace", "table"
 
@@ -57,7 +57,7 @@ KEEP_ONLY = "UPDATE grants SET privileges = privileges & ? WHERE grantee = ? AND
 DROP_EMPTY = "DELETE FROM grants WHERE grantee = ? AND kind = ? AND object_id = ? AND privileges = 0"
 ON_OBJECT = "SELECT privileges FROM grants WHERE kind = ? AND object_id = ? AND grantee IN ({grantees})"
 # A namespace and its ancestors. A dropped one in the trash still has its parent.
-ON_ANCESTORS = """
+ANCESTORS = """
     WITH RECURSIVE up (id) AS (
         SELECT CAST(? AS BIGINT)
         UNION ALL
@@ -65,8 +65,10 @@ ON_ANCESTORS = """
         FROM up LEFT JOIN namespaces here ON here.id = up.id LEFT JOIN removed_namespaces gone ON gone.id = up.id
         WHERE COALESCE(here.parent_id, gone.parent_id) IS NOT NULL
     )
+"""
+ON_ANCESTORS = f"""{ANCESTORS}
     SELECT privileges FROM grants
-    WHERE kind = 'namespace' AND object_id IN (SELECT id FROM up) AND grantee IN ({grantees})
+    WHERE kind = 'namespace' AND object_id IN (SELECT id FROM up) AND grantee IN ({{grantees}})
 """
 
 
@@ -106,7 +108,10 @@ LIST_TO = f"""
     SELECT {GrantRecord.COLUMNS} FROM grants WHERE grantee = ? AND (kind, object_id) > (?, ?)
     ORDER BY kind, object_id LIMIT ?
 """
-DELETE = "DELETE FROM grants WHERE kind = '{kind}' AND object_id IN ({ids})"
+DELETE = (
+    "DELETE FROM grants WHERE kind = '{kind}' AND object_id IN ({ids})",
+    "DELETE FROM protections WHERE object_kind = '{kind}' AND object_id IN ({ids})",
+)
 _TABLE_DEPENDENTS = (
     "policies",
     "views",
@@ -118,10 +123,29 @@ _TABLE_DEPENDENTS = (
     "table_tests",
     "max_ages",
 )
-DELETE_OF_NAMESPACES = tuple(
-    f"DELETE FROM {name} WHERE namespace_id IN ({{ids}})" for name in ("named_secrets", "functions", "schedules")
+DELETE_OF_NAMESPACES = (
+    "DELETE FROM classifications WHERE kind = 'namespace' AND object_id IN ({ids})",
+    *(f"DELETE FROM {name} WHERE namespace_id IN ({{ids}})" for name in ("named_secrets", "functions", "schedules")),
 )
-DELETE_OF_TABLES = tuple(f"DELETE FROM {name} WHERE table_id IN ({{ids}})" for name in _TABLE_DEPENDENTS)
+DELETE_OF_TABLES = (
+    """
+        DELETE FROM classifications WHERE kind = 'column' AND object_id IN (
+            SELECT id FROM classified_columns WHERE table_id IN ({ids}) AND NOT EXISTS (
+                SELECT 1 FROM lineage_sources WHERE lineage_sources.table_id = classified_columns.table_id
+            )
+        )
+    """,
+    """
+        DELETE FROM classified_columns WHERE table_id IN ({ids})
+        AND NOT EXISTS (SELECT 1 FROM lineage_sources WHERE lineage_sources.table_id = classified_columns.table_id)
+    """,
+    """
+        DELETE FROM classifications WHERE kind = 'table' AND object_id IN ({ids})
+        AND NOT EXISTS (SELECT 1 FROM lineage_sources WHERE lineage_sources.table_id = object_id)
+    """,
+    *(f"DELETE FROM {name} WHERE table_id IN ({{ids}})" for name in _TABLE_DEPENDENTS),
+)
+"""Classifications stay as long as lineage tells of tables that were made from this one, which inherit them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +179,13 @@ def place_grants(connection: Connection, kind: str, which: str, *values: object)
 
 
 def delete_dependents(connection: Connection, kind: str, ids: str, *values: object) -> None:
-    """Delete what depends on objects that are gone for good: their grants, policies and more of tables, functions,
-    secrets and schedules of namespaces.
+    """Delete what depends on objects that are gone for good: their grants and protections, policies and more of tables,
+    functions, secrets and schedules of namespaces.
 
     `ids` is SQL that yields the objects' ids.
     """
-    connection.change(DELETE.format(kind=kind, ids=ids), *values)
+    for statement in DELETE:
+        connection.change(statement.format(kind=kind, ids=ids), *values)
     for statement in {TABLE: DELETE_OF_TABLES, NAMESPACE: DELETE_OF_NAMESPACES}[kind]:
         connection.change(statement.format(ids=ids), *values)
 
@@ -219,15 +244,20 @@ class Grants(Repository):
     @reads
     def object_path(self, kind: str, object_id: int) -> Path | None:
         """Return the path of an object by its id: () for the server, None if there is no such object (any more)."""
-        if kind == SERVER:
-            return ()
-        namespace: int = object_id
-        table_name: Path = ()
-        if kind == TABLE:
-            row = self.connection.row(TABLE_NAME, object_id)
-            if row is None:
-                return None
-            namespace, table_name = row[0], (row[1],)
-        elif self.connection.row(NAMESPACE_EXISTS, object_id) is None:
+        return find_object_path(self.connection, kind, object_id)
+
+
+def find_object_path(connection: Connection, kind: str, object_id: int) -> Path | None:
+    """Return what `Grants.object_path` does."""
+    if kind == SERVER:
+        return ()
+    namespace: int = object_id
+    table_name: Path = ()
+    if kind == TABLE:
+        row = connection.row(TABLE_NAME, object_id)
+        if row is None:
             return None
-        return (*(row[0] for row in self.connection.rows(PATH, namespace)), *table_name)
+        namespace, table_name = row[0], (row[1],)
+    elif connection.row(NAMESPACE_EXISTS, object_id) is None:
+        return None
+    return (*(row[0] for row in connection.rows(PATH, namespace)), *table_name)

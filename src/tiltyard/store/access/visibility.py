@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from tiltyard.store.backend import Row
 from tiltyard.store.jobs.jobs import NEWEST as NEWEST_JOB
-from tiltyard.store.records import ListedTable, RemovedNamespace, RemovedTable, TransactionRecord
+from tiltyard.store.records import RemovedNamespace, RemovedTable, TransactionRecord
 from tiltyard.store.repository import Repository, placeholders, reads
-from tiltyard.store.tables.tables import WITH_ANCESTORS, planned_limit, read_listed_tables
+from tiltyard.store.tables.lookup import WITH_ANCESTORS, ListedTable, planned_limit, read_listed_tables
 from tiltyard.store.tables.trash import NEWEST as NEWEST_REMOVAL
 
 if TYPE_CHECKING:

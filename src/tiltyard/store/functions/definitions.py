@@ -11,8 +11,7 @@ from uuid import uuid4
 
 from lance_namespace.errors import ConcurrentModificationError, NamespaceNotFoundError
 
-from tiltyard.store.records import decode, encode
-from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.repository import Repository, decode, encode, reads, writes
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +55,10 @@ LIST = f"""
 """
 
 
+OF_TABLE = "SELECT transaction_id, fragment_id, records FROM function_errors WHERE table_id = ?"
+DELETE_ONE = "DELETE FROM function_errors WHERE transaction_id = ? AND fragment_id = ?"
+
+
 class FunctionErrors(Repository):
     """The methods for the errors of functions."""
 
@@ -78,6 +84,20 @@ class FunctionErrors(Repository):
         head = errors.transaction_id, errors.table_id, errors.fragment_id, errors.column, errors.rows_skipped
         self.connection.change(SAVE, *head, *kept, self._clock())
         return fits
+
+    @writes
+    def delete_function_errors(self, table_id: int, texts: Collection[str]) -> int:
+        """Delete the errors of a table's fragments that quote one of some texts; return of how many fragments."""
+        quoted = [json.dumps(text)[1:-1] for text in texts] + [
+            json.dumps(text, ensure_ascii=False)[1:-1] for text in texts
+        ]
+        found = [
+            (transaction_id, fragment_id)
+            for transaction_id, fragment_id, records in self.connection.rows(OF_TABLE, table_id)
+            if any(text in records for text in quoted)
+        ]
+        self.connection.change_many(DELETE_ONE, found)
+        return len(found)
 
     @reads
     def list_fragment_errors(

@@ -11,7 +11,7 @@ from lance_namespace.errors import ConcurrentModificationError, TransactionNotFo
 
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.store.backend import ForeignKeyError
-from tiltyard.store.jobs.transactions import note_claim, refusing_second_run
+from tiltyard.store.jobs.transactions import IS_WRITABLE, note_claim, refusing_second_run
 from tiltyard.store.records import TransactionRecord
 from tiltyard.store.repository import Repository, placeholders, reads, writes
 
@@ -19,6 +19,7 @@ CLAIM = f"""
     UPDATE transactions SET status = 'Running', lease_owner = ?, available_at = ?, attempts = attempts + 1,
         updated_at = ?, error = CASE WHEN status = 'Lost' THEN NULL ELSE error END
     WHERE id = ? AND (status IN ('Queued', 'Running') AND available_at <= ? AND paused_at IS NULL OR status = 'Lost')
+        AND {IS_WRITABLE}
     RETURNING {TransactionRecord.COLUMNS}
 """
 # Locked, so that a lease which expires meanwhile is not claimed by another before the part is saved.
@@ -96,6 +97,8 @@ class Jobs(Repository):
     @writes
     def claim_job(self, transaction_id: str, owner: str, lease_ms: int) -> TransactionRecord | None:
         """Claim this transaction if it is queued and due, lost, or its lease has expired; return None otherwise.
+
+        Nor is it claimed while its table is read-only.
 
         Raises RunKeyTakenError if it is lost, and another one does the same by now.
         """

@@ -17,8 +17,7 @@ import msgspec
 from lance_namespace.errors import InvalidInputError, NamespaceNotFoundError
 
 from tiltyard.runtime.lease import LEASE_MS
-from tiltyard.store.records import encode
-from tiltyard.store.repository import Repository, placeholders, reads, writes
+from tiltyard.store.repository import Repository, encode, placeholders, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -15,8 +15,8 @@ from tiltyard.model.modes import TransactionStatus
 from tiltyard.runtime.tracing import is_tracing, trace_headers
 from tiltyard.store.backend import Connection, Row, UniqueError
 from tiltyard.store.jobs.events import CLAIM_EVENT, COMPLETE_EVENT, add_event
-from tiltyard.store.records import Properties, TransactionRecord, encode
-from tiltyard.store.repository import Repository, placeholders, reads, writes
+from tiltyard.store.records import TransactionRecord
+from tiltyard.store.repository import Properties, Repository, encode, placeholders, reads, writes
 
 Change = Callable[[TransactionStatus, dict[str, str]], tuple[TransactionStatus, Properties]]
 
@@ -29,19 +29,37 @@ INSERT = f"""
 # Locked until the database transaction ends, so that a concurrent drop of the table cancels this one, too.
 LOCK_TABLE = "SELECT id FROM tables WHERE id = ? /*+ FOR KEY SHARE */"
 DESCRIBE = f"SELECT {TransactionRecord.COLUMNS} FROM transactions WHERE id = ?"
+# While something is read-only, jobs on tables in it wait; while the server is, all do.
+IS_WRITABLE = """
+    (NOT EXISTS (SELECT 1 FROM protections WHERE protections.kind = 'read_only') OR NOT EXISTS (
+        WITH RECURSIVE up (id) AS (
+            SELECT namespace_id FROM tables WHERE tables.id = transactions.table_id
+            UNION
+            SELECT namespaces.parent_id FROM up JOIN namespaces ON namespaces.id = up.id
+            WHERE namespaces.parent_id IS NOT NULL
+        )
+        SELECT 1 FROM protections WHERE protections.kind = 'read_only' AND (
+            protections.object_kind = 'server'
+            OR protections.object_kind = 'table' AND protections.object_id = transactions.table_id
+            OR protections.object_kind = 'namespace' AND protections.object_id IN (SELECT id FROM up)
+        )
+    ))
+"""
 CLAIM = f"""
     UPDATE transactions SET status = 'Running', lease_owner = ?, available_at = ?, attempts = attempts + 1,
         updated_at = ?
     WHERE id = (
         SELECT id FROM transactions
-        WHERE status IN ('Queued', 'Running') AND NOT is_local AND available_at <= ? AND paused_at IS NULL {{kinds}}
+        WHERE status IN ('Queued', 'Running') AND NOT is_local AND available_at <= ? AND paused_at IS NULL
+            AND {IS_WRITABLE} {{kinds}}
         ORDER BY available_at, created_at LIMIT 1 /*+ FOR UPDATE SKIP LOCKED */
     )
     RETURNING {TransactionRecord.COLUMNS}
 """
-IS_CLAIMABLE = """
+IS_CLAIMABLE = f"""
     SELECT 1 FROM transactions
-    WHERE status IN ('Queued', 'Running') AND NOT is_local AND available_at <= ? AND paused_at IS NULL {kinds} LIMIT 1
+    WHERE status IN ('Queued', 'Running') AND NOT is_local AND available_at <= ? AND paused_at IS NULL
+        AND {IS_WRITABLE} {{kinds}} LIMIT 1
 """
 # A driver that was cut off for longer than its lease has its job again, unless another has it by then.
 HEARTBEAT = """

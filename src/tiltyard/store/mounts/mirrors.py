@@ -15,8 +15,7 @@ from lance_namespace.errors import ConcurrentModificationError
 from msgspec.structs import replace
 
 from tiltyard.store.earlier_names import pin_namespace
-from tiltyard.store.records import Path, decode
-from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.repository import Path, Repository, decode, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,6 +10,7 @@ and none of the grants, jobs and versions of what had it before.
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,14 +25,18 @@ from tiltyard.store.access.grants import NAMESPACE, PATH, TABLE, delete_dependen
 from tiltyard.store.backend import ForeignKeyError
 from tiltyard.store.namespaces import CANCEL_TRANSACTIONS as CANCEL_BELOW
 from tiltyard.store.namespaces import DELETE_NAMESPACES, DELETE_TABLES, TABLES_BELOW, TREE
-from tiltyard.store.records import NamespaceRecord, Path, Properties, TableRecord, encode
+from tiltyard.store.protections import Protection, refuse_tree_removal
+from tiltyard.store.records import NamespaceRecord
 from tiltyard.store.repository import (
     GRANTS_GENERATION,
     MOUNTS_GENERATION,
+    Path,
+    Properties,
     Repository,
     at_depth,
     count_up,
     display_path,
+    encode,
     namespace_id,
     namespace_not_found,
     reads,
@@ -40,7 +45,8 @@ from tiltyard.store.repository import (
     writes,
 )
 from tiltyard.store.tables.location_overlap import find_foreign_overlap
-from tiltyard.store.tables.tables import BY_ID, CANCEL_TRANSACTIONS
+from tiltyard.store.tables.lookup import BY_ID, TableRecord
+from tiltyard.store.tables.tables import CANCEL_TRANSACTIONS
 
 if TYPE_CHECKING:
     from tiltyard.store.access.grants import Creator
@@ -99,8 +105,23 @@ MOVE_TABLE = f"""
 """
 DELETE_TABLE = "DELETE FROM tables WHERE id = ? AND mount_id IS NOT NULL"
 DELETE_DECLARED = f"{DELETE_TABLE} AND declared"
-DELETE_WITHOUT_POLICIES = f"{DELETE_TABLE} AND NOT EXISTS (SELECT 1 FROM policies WHERE table_id = tables.id)"
-MOVE_POLICIES = "UPDATE policies SET table_id = ? WHERE table_id = ?"
+DELETE_WITHOUT_POLICIES = f"""
+    {DELETE_TABLE} AND NOT EXISTS (SELECT 1 FROM policies WHERE table_id = tables.id)
+    AND NOT EXISTS (SELECT 1 FROM classified_columns WHERE table_id = tables.id)
+    AND NOT EXISTS (SELECT 1 FROM classifications WHERE kind = 'table' AND object_id = tables.id)
+    AND NOT EXISTS (SELECT 1 FROM protections WHERE object_kind = 'table' AND object_id = tables.id)
+"""
+MOVE_POLICIES = (
+    "UPDATE policies SET table_id = ? WHERE table_id = ?",
+    "UPDATE classified_columns SET table_id = ? WHERE table_id = ?",
+    "UPDATE classifications SET object_id = ? WHERE object_id = ? AND kind = 'table'",
+    f"""
+    INSERT INTO protections ({Protection.COLUMNS})
+    SELECT object_kind, CAST(? AS BIGINT), kind, operation, reason, set_by, set_at, removes FROM protections
+    WHERE object_id = ? AND object_kind = 'table' ON CONFLICT DO NOTHING
+    """,
+)
+"""What stays with a location whatever its table is called."""
 CANCEL_DELETION = "DELETE FROM doomed_folders WHERE location = ? RETURNING claims"
 LOCK_MOUNT = "SELECT namespace_id FROM mounts WHERE namespace_id = ? /*+ FOR UPDATE */"
 
@@ -200,10 +221,11 @@ class Mounts(Repository):
     def remove_mount(self, mount: MountRecord) -> None:
         """Remove a mount with all that is kept for what is below it: ids, grants, policies, jobs. No file is touched.
 
-        Raises NamespaceNotFoundError.
+        Raises NamespaceNotFoundError, PermissionDeniedError where it, or anything below it, is protected.
         """
         if self.connection.row(LOCK_MOUNT, mount.id) is None:
             raise namespace_not_found(mount.path)
+        refuse_tree_removal(self.connection, mount.path, mount.id)
         self.forget_mounted_namespace(mount.id)  # and with its namespace the mount
         count_up(self.connection, MOUNTS_GENERATION)
 
@@ -288,7 +310,8 @@ class Mounts(Repository):
         Its location was found free by `check_foreign_location`, which is checked again.
 
         A record that had the name belongs to another table, and goes with all that depends on it; so does the record
-        `gone`, which has the location. Only policies stay with a location: they bind whoever reads what lies there.
+        `gone`, which has the location. Only policies and classifications stay with a location: they bind whoever reads
+        what lies there.
         Raises LocationTakenError, LocationDroppedError, ConcurrentModificationError (the folder is being deleted).
         """
         namespace, now = self.keep_mounted_namespace(mount_id, below[:-1]), self._clock()
@@ -314,11 +337,12 @@ class Mounts(Repository):
             raise InvalidInputError(f"Another table has this location: {location}")
         record = TableRecord.of(row)
         if known is None:
-            for id_ in heirs:
-                self.connection.change(MOVE_POLICIES, record.id, id_)
+            for id_, statement in product(heirs, MOVE_POLICIES):
+                self.connection.change(statement, record.id, id_)
             grant_to_creator(self.connection, TABLE, record.id, creator, now)
         else:
             place_grants(self.connection, TABLE, "object_id = ?", record.id)
+            count_up(self.connection, GRANTS_GENERATION)  # what it is classified as by the namespaces above it changes
         for id_ in removed:
             self._delete_dependents(id_)
         return record
@@ -391,7 +415,7 @@ class Mounts(Repository):
 
     @writes
     def forget_table_without_policies(self, table_id: int) -> bool:
-        """Remove what is kept for a table that is gone in the other catalog, unless policies bind what lies there.
+        """Remove what is kept for a table that is gone in the other catalog, unless policies or protections bind it.
 
         Return whether it was removed.
         """

@@ -13,11 +13,15 @@ from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExis
 from tiltyard.model.ids import check_composed
 from tiltyard.store.access.grants import TABLE, place_grants
 from tiltyard.store.backend import UniqueError
-from tiltyard.store.records import Path, Properties, TableRecord, encode
 from tiltyard.store.repository import (
+    GRANTS_GENERATION,
+    Path,
+    Properties,
     Repository,
     check_not_mounted,
+    count_up,
     display_path,
+    encode,
     namespace_id,
     reads,
     split_path,
@@ -25,6 +29,7 @@ from tiltyard.store.repository import (
     writes,
 )
 from tiltyard.store.tables.location_overlap import check_no_overlap, check_not_scheduled
+from tiltyard.store.tables.lookup import TableRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,6 +64,21 @@ COPY_POLICIES = """
     INSERT INTO policies (table_id, name, document, set_by, set_at)
     SELECT ?, name, document, set_by, set_at FROM policies WHERE table_id = ?
 """
+COPY_CLASSIFICATIONS = """
+    INSERT INTO classifications (kind, object_id, key, value, set_by, set_at)
+    SELECT kind, ?, key, value, set_by, set_at FROM classifications WHERE kind = 'table' AND object_id = ?
+"""
+COPY_CLASSIFIED_COLUMNS = """
+    INSERT INTO classified_columns (table_id, field_id, path, earlier)
+    SELECT ?, field_id, path, '[]' FROM classified_columns WHERE table_id = ? AND path IS NOT NULL
+"""
+COPY_OF_COLUMNS = """
+    INSERT INTO classifications (kind, object_id, key, value, set_by, set_at)
+    SELECT kind, new.id, key, value, set_by, set_at
+    FROM classified_columns old JOIN classified_columns new ON new.path = old.path
+        JOIN classifications ON kind = 'column' AND object_id = old.id
+    WHERE old.table_id = ? AND new.table_id = ?
+"""
 
 
 class TableMoves(Repository):
@@ -88,6 +108,7 @@ class TableMoves(Repository):
         check_not_mounted(row[-1], path)
         record = TableRecord.of(row[:-1])
         place_grants(self.connection, TABLE, "object_id = ?", record.id)
+        count_up(self.connection, GRANTS_GENERATION)  # what it is classified as by the namespaces above it changes
         return record
 
     @writes
@@ -111,10 +132,16 @@ class TableMoves(Repository):
 
     @writes
     def copy_access(self, table_id: int, source_id: int) -> None:
-        """Give a new table the grants and the policies of another; no server has cached any of an id that is new."""
+        """Give a new table the grants, policies and classifications of another.
+
+        No server has cached any of an id that is new.
+        """
         self.connection.change(COPY_GRANTS, table_id, source_id)
         place_grants(self.connection, TABLE, "object_id = ?", table_id)
         self.connection.change(COPY_POLICIES, table_id, source_id)
+        self.connection.change(COPY_CLASSIFICATIONS, table_id, source_id)
+        self.connection.change(COPY_CLASSIFIED_COLUMNS, table_id, source_id)
+        self.connection.change(COPY_OF_COLUMNS, source_id, table_id)
 
 
 def _by_grantee(rows: Sequence[tuple[str, int]]) -> dict[str, int]:

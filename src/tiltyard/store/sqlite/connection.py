@@ -1,18 +1,26 @@
-"""A connection to a catalog in SQLite, which translates sqlite3's errors into the store's."""
+"""Connections to a catalog in SQLite, which translate sqlite3's errors into the store's; those that read it, for all
+threads and for an event loop.
+"""
 
 from __future__ import annotations
 
 import sqlite3
-from typing import TYPE_CHECKING, NoReturn
+import threading
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import msgspec
 from lance_namespace.errors import InvalidInputError, ServiceUnavailableError
 
+from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.store.backend import ForeignKeyError, NullError, Row, UniqueError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
+
+    from tiltyard.store.backend import CallSoon, Connection
+
+T = TypeVar("T")
 
 BUSY_SECONDS = 10.0
 """How long a statement waits for a lock that a program other than this server holds."""
@@ -22,6 +30,13 @@ STATEMENTS = 256
 
 WAL_BYTES = 64 << 20
 """Size to which the write-ahead log is truncated after a large transaction."""
+
+IDLE_READERS = 128
+"""Most idle connections in the pool: as many as read at once, up to this."""
+
+LOOP_CACHE_KIB = 8 << 10
+"""Page cache of the event loop's reader: it holds the names of 100,000 tables."""
+
 
 UNAVAILABLE = {
     sqlite3.SQLITE_BUSY,
@@ -83,6 +98,7 @@ class SqliteConnection:
                 self.raw.execute("PRAGMA journal_mode = WAL")
                 self.raw.execute("PRAGMA synchronous = FULL")  # NORMAL loses acknowledged commits with the power
                 self.raw.execute("PRAGMA foreign_keys = ON")
+                self.raw.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
                 self.raw.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
             else:
                 self.raw.execute("PRAGMA query_only = ON")
@@ -123,13 +139,90 @@ class SqliteConnection:
             raise_translated(error)
 
     def change(self, sql: str, *values: object) -> int:
+        reach(Point.WRITE)
         try:
             return self.raw.execute(sql, values).rowcount
         except Exception as error:  # noqa: BLE001 - `raise_translated` raises them all again
             raise_translated(error)
 
     def change_many(self, sql: str, values: Iterable[Row]) -> None:
+        reach(Point.WRITE)
         try:
             self.raw.executemany(sql, values)
         except Exception as error:  # noqa: BLE001 - `raise_translated` raises them all again
             raise_translated(error)
+
+
+class _Snapshot:
+    """One read transaction for consecutive reads of an event loop: to begin and end one takes longer than a read.
+
+    It ends in a callback of the loop, which runs callbacks in the order in which they became ready. So each callback
+    that reads in it was ready before the snapshot was taken, and misses no write that it could know of.
+    """
+
+    def __init__(self, path: Path, call_soon: CallSoon) -> None:
+        """Open the file. Raises ServiceUnavailableError where that fails."""
+        self.thread = threading.get_ident()
+        self._call_soon = call_soon
+        self._is_open = False
+        self._reader = SqliteConnection(path, writer=False)
+        self._reader.row(f"PRAGMA cache_size = -{LOOP_CACHE_KIB}")
+
+    def read(self, fn: Callable[[Connection], T]) -> T:
+        """Run `fn` in the snapshot; only for the loop's thread."""
+        if not self._is_open:
+            self._reader.change("BEGIN")
+            self._is_open = True
+            self._call_soon(self._end)
+        return fn(self._reader)
+
+    def _end(self) -> None:
+        self._is_open = False
+        if self._reader.raw.in_transaction:  # unless a disk error has ended it already
+            self._reader.change("COMMIT")
+
+
+class Readers:
+    """The connections that read a catalog: a pool for threads, and one with a shared snapshot for an event loop."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._readers: list[SqliteConnection] = []
+        self._snapshot: _Snapshot | None = None
+        self._closed = False
+
+    def read(self, fn: Callable[[Connection], T]) -> T:
+        """Run `fn` on a reader of the pool, or in the event loop's snapshot.
+
+        Readers do not belong to threads: Lance's callbacks are new threads to Python each time, and to open the file
+        takes longer than most reads.
+        """
+        snapshot = self._snapshot
+        if snapshot is not None and snapshot.thread == threading.get_ident():
+            return snapshot.read(fn)
+        try:
+            reader = self._readers.pop()  # the last one used, whose pages and statements are cached
+        except IndexError:
+            if self._closed:
+                raise ServiceUnavailableError("The catalog's database is closed") from None
+            reader = SqliteConnection(self._path, writer=False)
+        try:
+            return fn(reader)
+        finally:
+            if len(self._readers) < IDLE_READERS and not self._closed:
+                self._readers.append(reader)
+
+    def read_snapshot(self, fn: Callable[[Connection], T]) -> T:
+        """Run `fn` on a connection of its own: a snapshot may be read for long."""
+        reader = SqliteConnection(self._path, writer=False)
+        reader.change("BEGIN")
+        return fn(reader)
+
+    def share_reads(self, call_soon: CallSoon) -> None:
+        self._snapshot = _Snapshot(self._path, call_soon)
+
+    def close(self) -> None:
+        """Close the connections that nobody uses; a reader in use closes when its thread is done with it."""
+        self._closed = True
+        self._readers.clear()
+        self._snapshot = None

@@ -1,67 +1,33 @@
-"""SQLite: a pool of readers for threads, one reader with a shared snapshot for the event loop, and one writer."""
+"""SQLite: readers (`connection`), one writer (`writer`), and the clock and the disk of the machine."""
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, TypeVar
 from uuid import uuid4
 
 from lance_namespace.errors import ServiceUnavailableError
 
 from tiltyard.store.clock import DatabaseClock
-from tiltyard.store.sqlite.connection import SqliteConnection
+from tiltyard.store.sqlite.connection import Readers, SqliteConnection
 from tiltyard.store.sqlite.writer import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from tiltyard.store.backend import CallSoon, Connection
+    from tiltyard.store.backend import Connection
 
 T = TypeVar("T")
-
-IDLE_READERS = 128
-"""Most idle connections in the pool: as many as read at once, up to this."""
 
 NOW = "SELECT CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER)"
 
 PROBE_BYTES = 256 << 10
 """What must fit on the disk for the database to count as ready."""
-
-LOOP_CACHE_KIB = 8 << 10
-"""Page cache of the event loop's reader: it holds the names of 100,000 tables."""
-
-
-class _Snapshot:
-    """One read transaction for consecutive reads of an event loop: to begin and end one takes longer than a read.
-
-    It ends in a callback of the loop, which runs callbacks in the order in which they became ready. So each callback
-    that reads in it was ready before the snapshot was taken, and misses no write that it could know of.
-    """
-
-    def __init__(self, path: Path, call_soon: CallSoon) -> None:
-        """Open the file. Raises ServiceUnavailableError where that fails."""
-        self.thread = threading.get_ident()
-        self._call_soon = call_soon
-        self._is_open = False
-        self._reader = SqliteConnection(path, writer=False)
-        self._reader.row(f"PRAGMA cache_size = -{LOOP_CACHE_KIB}")
-
-    def read(self, fn: Callable[[Connection], T]) -> T:
-        """Run `fn` in the snapshot; only for the loop's thread."""
-        if not self._is_open:
-            self._reader.change("BEGIN")
-            self._is_open = True
-            self._call_soon(self._end)
-        return fn(self._reader)
-
-    def _end(self) -> None:
-        self._is_open = False
-        if self._reader.raw.in_transaction:  # unless a disk error has ended it already
-            self._reader.change("COMMIT")
+PURGE_ATTEMPTS = 3
+"""How often the end of the write-ahead log is tried: each waits for readers and writers, as a write does."""
 
 
-class SqliteDatabase:
+class SqliteDatabase(Readers):
     """A catalog in one SQLite file, which several processes of one machine may share."""
 
     inline_reads = True
@@ -82,43 +48,10 @@ class SqliteDatabase:
 
         Raises ServiceUnavailableError where the file cannot be opened.
         """
-        self._path = path
-        self._readers: list[SqliteConnection] = []
-        self._snapshot: _Snapshot | None = None
-        self._closed = False
+        super().__init__(path)
         self._clock = DatabaseClock()
         self._writer = Writer(path, timeout)
         self.write(lambda _: None)
-
-    def read(self, fn: Callable[[Connection], T]) -> T:
-        """Run `fn` on a reader of the pool, or in the event loop's snapshot.
-
-        Readers do not belong to threads: Lance's callbacks are new threads to Python each time, and to open the file
-        takes longer than most reads.
-        """
-        snapshot = self._snapshot
-        if snapshot is not None and snapshot.thread == threading.get_ident():
-            return snapshot.read(fn)
-        try:
-            reader = self._readers.pop()  # the last one used, whose pages and statements are cached
-        except IndexError:
-            if self._closed:
-                raise ServiceUnavailableError("The catalog's database is closed") from None
-            reader = SqliteConnection(self._path, writer=False)
-        try:
-            return fn(reader)
-        finally:
-            if len(self._readers) < IDLE_READERS and not self._closed:
-                self._readers.append(reader)
-
-    def read_snapshot(self, fn: Callable[[Connection], T]) -> T:
-        """Run `fn` on a connection of its own: a snapshot may be read for long."""
-        reader = SqliteConnection(self._path, writer=False)
-        reader.change("BEGIN")
-        return fn(reader)
-
-    def share_reads(self, call_soon: CallSoon) -> None:
-        self._snapshot = _Snapshot(self._path, call_soon)
 
     def write(self, fn: Callable[[Connection], T]) -> T:
         return self._writer.write(fn)
@@ -154,11 +87,18 @@ class SqliteDatabase:
             error.filename = str(self._path)  # for the log: a failed write names no file
             raise ServiceUnavailableError(f"The catalog's database has no room: {error.strerror or error}.") from error
 
+    def purge_deleted(self) -> bool:
+        """Copy the write-ahead log into the database, and end the file: it has pages from before deletes."""
+        connection = SqliteConnection(self._path, writer=True)  # no transaction of the writer's may be under way
+        for _ in range(PURGE_ATTEMPTS):
+            row = connection.row("PRAGMA wal_checkpoint(TRUNCATE)")
+            if row is not None and not row[0]:
+                return True
+        return False
+
     def close(self) -> None:
-        self._closed = True
+        super().close()
         self._writer.close()
-        self._readers.clear()  # a reader in use closes when its thread is done with it
-        self._snapshot = None
 
 
 def _read_clock(connection: Connection) -> int:

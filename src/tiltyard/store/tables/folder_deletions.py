@@ -8,9 +8,10 @@ swept like all others. So is a folder that a batch reserves for a table that a l
 
 from __future__ import annotations
 
+import msgspec
 from lance_namespace.errors import ConcurrentModificationError
 
-from tiltyard.store.records import ScheduledDeletion
+from tiltyard.store.protections import HAS_KEPT, IS_SERVER_READ_ONLY, KEPT_TABLES, LOCK
 from tiltyard.store.repository import Repository, reads, writes
 from tiltyard.store.tables.location_overlap import find_overlap
 from tiltyard.store.tables.trash import purge_expired, purge_table_at
@@ -18,6 +19,19 @@ from tiltyard.store.tables.trash import purge_expired, purge_table_at
 CREATING = "creating"
 DROPPED = "dropped"
 RESERVED = "reserved"
+
+
+class ScheduledDeletion(msgspec.Struct, frozen=True):
+    """A folder to delete at `due_at` (ms since 1970); `claims` counts how often a sweeper has claimed it."""
+
+    location: str
+    due_at: int
+    transaction_id: str | None
+    reason: str
+    claims: int
+
+    COLUMNS = "location, due_at, transaction_id, reason, claims"
+
 
 SCHEDULE = """
     INSERT INTO doomed_folders (location, due_at, transaction_id, reason, claims) VALUES (?, ?, ?, ?, 0)
@@ -47,15 +61,18 @@ SCHEDULE_ORPHAN = """
 """
 EXTEND = "UPDATE doomed_folders SET due_at = ? WHERE location = ? AND claims = 0"
 # A folder that a table uses is never claimed, whatever happened.
-CLAIM = f"""
+_CLAIM = f"""
     WITH due (location) AS MATERIALIZED (
         SELECT location FROM doomed_folders
         WHERE due_at <= ? AND NOT EXISTS (SELECT 1 FROM tables WHERE tables.location = doomed_folders.location)
+            {{unless_kept}}
         ORDER BY due_at LIMIT ? /*+ FOR UPDATE SKIP LOCKED */
     )
     UPDATE doomed_folders SET due_at = ?, claims = claims + 1 WHERE location IN (SELECT location FROM due)
     RETURNING {ScheduledDeletion.COLUMNS}
 """
+CLAIM = _CLAIM.format(unless_kept="")
+CLAIM_UNLESS_KEPT = _CLAIM.format(unless_kept=f"AND location NOT IN (SELECT location FROM ({KEPT_TABLES}) kept_tables)")
 DELETE = "DELETE FROM doomed_folders WHERE location = ?"
 IS_RESERVED = f"""
     SELECT 1 FROM doomed_folders JOIN transactions ON transactions.id = doomed_folders.transaction_id
@@ -101,10 +118,15 @@ class FolderDeletions(Repository):
     def claim_due_deletions(self, limit: int, lease_ms: int) -> list[ScheduledDeletion]:
         """Claim up to `limit` folders that are due; no other worker gets them for `lease_ms`.
 
-        Their tables cannot be restored from here on.
+        Their tables cannot be restored from here on. Those of tables that are held, or were removed from what is
+        read-only, are not claimed.
         """
         now = self._clock()
-        rows = self.connection.rows(CLAIM, now, limit, now + lease_ms)
+        self.connection.row(LOCK)
+        if self.connection.row(IS_SERVER_READ_ONLY):
+            return []
+        claim = CLAIM_UNLESS_KEPT if self.connection.row(HAS_KEPT) else CLAIM
+        rows = self.connection.rows(claim, now, limit, now + lease_ms)
         folders = [ScheduledDeletion(*row) for row in rows]
         for folder in folders:
             purge_table_at(self.connection, folder.location)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tiltyard.model.column_lineage import Origins
+from tiltyard.model.columns.lineage import Origins
 from tiltyard.model.lineage import CommitLineage, LineageSource
-from tiltyard.store.repository import Repository, parent_folders, placeholders, reads, writes
+from tiltyard.store.repository import GRANTS_GENERATION, Repository, parent_folders, placeholders, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,6 +98,17 @@ READ = f"""
     ORDER BY id DESC LIMIT ?
 """
 SOURCES = "SELECT lineage_id, table_id FROM lineage_sources WHERE lineage_id IN ({ids}) ORDER BY lineage_id, position"
+IS_KNOWN = """
+    SELECT 1 FROM lineage JOIN lineage added ON added.id = ?
+    WHERE lineage.table_id = ? AND lineage.branch = ? AND lineage.edge = ? AND lineage.id <> ?
+        AND lineage.column_origins = added.column_origins
+    LIMIT 1
+"""
+# Columns inherit classifications by lineage; policies by these are cached until the generation of grants is another.
+INHERIT = f"""
+    UPDATE generations SET number = number + 1
+    WHERE name = '{GRANTS_GENERATION}' AND EXISTS (SELECT 1 FROM classification_policies)
+"""
 NEWEST_VERSION = (1 << 63) - 1
 
 
@@ -119,6 +130,8 @@ class Lineage(Repository):
         for position, (source, table_id) in enumerate(zip(record.sources, record.source_ids, strict=True)):
             place = source.place if table_id is None else ""
             self.connection.change(ADD_SOURCE, row[0], position, table_id, source.branch, place)
+        if self.connection.row(IS_KNOWN, row[0], record.table_id, record.branch, record.edge, row[0]) is None:
+            self.connection.change(INHERIT)
         edge = (record.table_id, record.branch, record.edge)
         self.connection.change(FORGET_REPETITIONS, *edge, *edge)
         return True

@@ -34,12 +34,13 @@ ADD = f"""
     INSERT INTO queued_appends (id, table_id, branch, content, created_at, expires_at) VALUES (?, ?, ?, ?, ?, ?)
     ON CONFLICT (id) DO NOTHING RETURNING id {_LAZY}
 """
-CLAIM = f"""
+CLAIM = """
     INSERT INTO append_turns (table_id, branch, holder, expires_at, expected) VALUES (?, ?, ?, ?, 1)
     ON CONFLICT (table_id, branch) DO UPDATE SET holder = excluded.holder, expires_at = excluded.expires_at
     WHERE append_turns.holder = '' OR append_turns.holder = excluded.holder OR append_turns.expires_at <= ?
-    RETURNING expected {_LAZY}
+    RETURNING expected
 """
+CLAIM_LAZILY = f"{CLAIM} {_LAZY}"
 HOLDER = "SELECT holder FROM append_turns WHERE table_id = ? AND branch = ? AND expires_at > ?"
 WAITING = """
     SELECT id, content FROM queued_appends WHERE table_id = ? AND branch = ? AND version IS NULL AND expires_at > ?
@@ -50,6 +51,7 @@ STATE = """
     LEFT JOIN append_turns turns ON turns.table_id = appends.table_id AND turns.branch = appends.branch
     WHERE appends.id = ?
 """
+COUNT_OLDER = "SELECT COUNT(*) FROM queued_appends WHERE table_id = ? AND created_at < ?"
 COMMIT = "UPDATE queued_appends SET version = ?, holder = ? WHERE version IS NULL AND id IN ({ids})"
 RETURN = f"UPDATE queued_appends SET version = {RETURNED} WHERE version IS NULL AND id IN ({{ids}})"
 UNDO_COMMIT = (
@@ -93,7 +95,8 @@ class AppendState(msgspec.Struct, frozen=True):
     """The state of a queued append, and of its table's turn.
 
     `version` is None before the commit, `RETURNED` where another server could not make it. `is_ended` says that the
-    turn that committed it is over: its version is final.
+    turn that committed it is over: its version is final, unless its server died in the turn, which another one took
+    over. Then the next reader finalizes it.
     """
 
     version: int | None
@@ -104,7 +107,7 @@ class AppendState(msgspec.Struct, frozen=True):
 class QueuedAppends(Repository):
     """The methods for queued appends and the turns of tables. The branch '' is main.
 
-    The removal of old versions has a turn, too, by a name that no branch has (`tables/versions/removal_turns`).
+    Other work on a table has turns, too, by names that no branch has (`tables/turns`).
     """
 
     __slots__ = ()
@@ -124,14 +127,18 @@ class QueuedAppends(Repository):
         return None if row is None else row[0] or None
 
     @writes_one_statement
-    def claim_turn(self, table_id: int, branch: str, holder: str, lease_ms: int) -> int | None:
+    def claim_turn(
+        self, table_id: int, branch: str, holder: str, lease_ms: int, *, survives_crash: bool = False
+    ) -> int | None:
         """Take the turn if it is free or its lease has expired; return how many appends to expect, None if it is held.
 
-        Raises TableNotFoundError.
+        One that `survives_crash` is on the database's disk when this returns: others have to find it after a crash of
+        the database, too. Raises TableNotFoundError.
         """
         now = self._clock()
         try:
-            row = self.connection.row(CLAIM, table_id, branch, holder, now + lease_ms, now)
+            statement = CLAIM if survives_crash else CLAIM_LAZILY
+            row = self.connection.row(statement, table_id, branch, holder, now + lease_ms, now)
         except ForeignKeyError:
             raise _table_not_found(table_id) from None
         return None if row is None else int(row[0])
@@ -141,6 +148,11 @@ class QueuedAppends(Repository):
         """Return up to `limit` appends of a branch that are to be committed, the oldest first."""
         rows = self.connection.rows(WAITING, table_id, branch, self._clock(), limit)
         return [QueuedAppend(id_, bytes(content)) for id_, content in rows]
+
+    @reads
+    def count_older_appends(self, table_id: int, before: int) -> int:
+        """Return how many appends of a table were queued before a time (ms since 1970) and are there, in any state."""
+        return int(self.connection.rows(COUNT_OLDER, table_id, before)[0][0])
 
     @reads
     def append_state(self, id_: str) -> AppendState | None:

@@ -22,20 +22,15 @@ from lance_namespace.errors import (
 
 from tiltyard.store.access.grants import NAMESPACE, TABLE, delete_dependents, place_grants
 from tiltyard.store.backend import ForeignKeyError
-from tiltyard.store.records import (
-    NamespaceRecord,
-    Path,
-    RemovedNamespace,
-    RemovedTable,
-    TableRecord,
-    VersionRecord,
-    encode,
-)
+from tiltyard.store.protections import kept_namespaces, kept_tables, refuse_change, refuse_escape
+from tiltyard.store.records import NamespaceRecord, RemovedNamespace, RemovedTable, VersionRecord
 from tiltyard.store.repository import (
     GRANTS_GENERATION,
+    Path,
     Repository,
     count_up,
     display_path,
+    encode,
     namespace_id,
     namespace_not_found,
     reads,
@@ -43,6 +38,7 @@ from tiltyard.store.repository import (
     writes,
 )
 from tiltyard.store.tables.location_overlap import check_no_overlap, check_not_scheduled
+from tiltyard.store.tables.lookup import TableRecord
 
 if TYPE_CHECKING:
     from tiltyard.store.backend import Connection
@@ -89,6 +85,10 @@ LIST = f"""
     ORDER BY removed_at DESC, id DESC LIMIT ?
 """
 CANCEL_DELETION = "DELETE FROM doomed_folders WHERE location = ? AND claims = 0"
+EXPIRE = """
+    UPDATE doomed_folders SET due_at = ?
+    WHERE claims = 0 AND location = (SELECT location FROM removed_tables WHERE id = ? AND dropped)
+"""
 HAS_NAME = "SELECT 1 FROM tables WHERE namespace_id = ? AND name = ?"
 RESTORE = f"""
     INSERT INTO tables ({TableRecord.COLUMNS}) /*+ OVERRIDING SYSTEM VALUE */
@@ -136,13 +136,13 @@ DELETE_TABLES_IN = "DELETE FROM removed_tables WHERE removal = ?"
 DELETE_NAMESPACES_IN = "DELETE FROM removed_namespaces WHERE removal = ?"
 
 PURGE_AT = "DELETE FROM removed_tables WHERE location = ? RETURNING removal, id"
-EXPIRE_TABLES = "DELETE FROM removed_tables WHERE due_at <= ? AND NOT dropped"
+EXPIRED_TABLES = "SELECT id FROM removed_tables WHERE due_at <= ? AND NOT dropped"
 EXPIRED_NAMESPACES = """
     SELECT id FROM removed_namespaces WHERE due_at <= ? AND NOT EXISTS (
         SELECT 1 FROM removed_tables WHERE removed_tables.removal = removed_namespaces.removal
     )
 """
-EXPIRE_NAMESPACES = f"DELETE FROM removed_namespaces WHERE id IN ({EXPIRED_NAMESPACES})"
+DELETE_NAMESPACE = "DELETE FROM removed_namespaces WHERE id = ?"
 
 NEWEST = (1 << 62, 0)
 
@@ -197,12 +197,17 @@ def purge_expired(connection: Connection, now: int) -> None:
     """Delete the expired records that no folder belongs to: deregistered tables, and namespaces without tables.
 
     A namespace with tables goes with the first of their folders that is claimed: one that is restored at this moment
-    has none that can be, and stays.
+    has none that can be, and stays. So does what is held, or was removed from what is read-only.
     """
-    delete_dependents(connection, TABLE, "SELECT id FROM removed_tables WHERE due_at <= ? AND NOT dropped", now)
-    connection.change(EXPIRE_TABLES, now)
-    delete_dependents(connection, NAMESPACE, EXPIRED_NAMESPACES, now)
-    connection.change(EXPIRE_NAMESPACES, now)
+    kept = kept_tables(connection)
+    for (table_id,) in connection.rows(EXPIRED_TABLES, now):
+        if table_id not in kept:
+            delete_dependents(connection, TABLE, "?", table_id)
+            connection.change(DELETE_TABLE, table_id)
+    expired = {row[0] for row in connection.rows(EXPIRED_NAMESPACES, now)}
+    for namespace in expired.difference(kept_namespaces(connection)):
+        delete_dependents(connection, NAMESPACE, "?", namespace)
+        connection.change(DELETE_NAMESPACE, namespace)
 
 
 class Trash(Repository):
@@ -246,6 +251,14 @@ class Trash(Repository):
         self.connection.change(MARK_WRITTEN, table_id)
 
     @writes
+    def expire_removed_table(self, table_id: int) -> bool:
+        """Let the folder of a dropped table be deleted by the next sweep, which the table cannot be restored after.
+
+        Return False for one that was restored, or is being deleted, or was deregistered: that has its folder still.
+        """
+        return self.connection.change(EXPIRE, self._clock(), table_id) == 1
+
+    @writes
     def restore_table(
         self,
         path: Path,
@@ -258,11 +271,14 @@ class Trash(Repository):
 
         Raises TableNotFoundError (none is in the trash, or it has expired), NamespaceNotFoundError, also if the
         namespace has not the `expected_parent_id` (any more), TableAlreadyExistsError (the name is in use again),
-        InvalidInputError (another table has the location).
+        InvalidInputError (another table has the location), PermissionDeniedError (it would come into a namespace that
+        is read-only, or leave what protects it).
         """
         removed = self.find_removed_table(path, removed_id)
         parent, new_name = split_path(path if new_path is None else new_path)
         parent_id = namespace_id(self.connection, parent, expected_parent_id)
+        refuse_change(self.connection, parent_id, removed.id)
+        refuse_escape(self.connection, "the table", removed.id, removed.namespace_id, parent_id)
         if removed.dropped:
             self.connection.change(CANCEL_DELETION, removed.location)
         else:
@@ -284,6 +300,7 @@ class Trash(Repository):
         self.connection.change(RESTORE_VERSIONS_OF, removed.id)
         self.connection.change(DELETE_TABLE, removed.id)
         place_grants(self.connection, TABLE, "object_id = ?", removed.id)
+        count_up(self.connection, GRANTS_GENERATION)  # what it is classified as by the namespaces above it may change
         return TableRecord.of(row)
 
     @writes
@@ -299,11 +316,14 @@ class Trash(Repository):
 
         Tables of it that were restored one by one before stay where they are.
         Raises NamespaceNotFoundError (none is in the trash, it has expired, or the parent is missing or has not the
-        `expected_parent_id`), NamespaceAlreadyExistsError (the name is in use again), ConcurrentModificationError.
+        `expected_parent_id`), NamespaceAlreadyExistsError (the name is in use again), ConcurrentModificationError,
+        PermissionDeniedError as `restore_table` does.
         """
         removed = self.find_removed_namespace(path, removed_id)
         parent, name = split_path(path if new_path is None else new_path)
         parent_id = namespace_id(self.connection, parent, expected_parent_id)
+        refuse_change(self.connection, parent_id)
+        refuse_escape(self.connection, "the namespace", 0, removed.parent_id, parent_id)
         restorable = self.connection.change(CANCEL_DELETION_ALL, removed.removal)
         locked = self.connection.row(LOCK_REMOVAL, removed.removal, removed.id)
         if locked is None or locked[0] != restorable:  # a sweeper was first, or another caller that restores it

@@ -14,8 +14,7 @@ import msgspec
 
 from tiltyard.runtime.lease import LOOK_LEASE_MS
 from tiltyard.store.jobs.schedules import mark_due
-from tiltyard.store.records import Path
-from tiltyard.store.repository import Repository, placeholders, reads, writes
+from tiltyard.store.repository import Path, Repository, placeholders, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -15,8 +15,8 @@ import msgspec
 from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TableVersionNotFoundError
 
 from tiltyard.store.backend import ForeignKeyError, NullError, Row
-from tiltyard.store.records import NewVersion, VersionRecord, encode
-from tiltyard.store.repository import Repository, placeholders, reads, writes, writes_one_statement
+from tiltyard.store.records import NewVersion, VersionRecord
+from tiltyard.store.repository import Repository, encode, placeholders, reads, writes, writes_one_statement
 from tiltyard.store.tables.queued_appends import UNDO_COMMIT
 from tiltyard.store.tables.upkeep import note_changes
 

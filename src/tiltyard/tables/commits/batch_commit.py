@@ -371,7 +371,9 @@ def _deregister(batch: Batch, request: models.DeregisterTableRequest) -> Step:
     expected_id = None if path in batch.declared else batch.ctx.resolved_table_id(path)
 
     def step(catalog: UnitOfWork, batch: Batch) -> list[models.CommitTableResult]:
-        record = catalog.remove_table(path, delete_folder=False, keep_ms=keep_ms, expected_id=expected_id)
+        record = catalog.remove_table(
+            path, delete_folder=False, keep_ms=keep_ms, expected_id=expected_id, withdrawn=is_empty
+        )
         if is_empty and record.location in batch.generated_locations:
             catalog.schedule_deletion(record.location, batch.ctx.clock() + RESERVED_MS, RESERVED, batch.transaction)
         response = models.DeregisterTableResponse(id=list(path), location=record.location, properties=record.properties)

@@ -16,7 +16,7 @@ from tiltyard.access.needs import BATCH_CREATE_VERSIONS, on_table
 from tiltyard.model.branches import Branch
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import CommitStep, map_successes, operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 from tiltyard.runtime.pool import run_together
 from tiltyard.storage.locations import is_local

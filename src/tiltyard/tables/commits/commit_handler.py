@@ -15,6 +15,7 @@ from lance_namespace.errors import (
     ConcurrentModificationError,
     InvalidInputError,
     LanceNamespaceError,
+    PermissionDeniedError,
     TableNotFoundError,
     TableSchemaValidationError,
     TableVersionNotFoundError,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 
 _REFUSALS = (
-    *(DuplicateKeyError, TableSchemaValidationError, InvalidInputError),
+    *(DuplicateKeyError, TableSchemaValidationError, InvalidInputError, PermissionDeniedError),
     *(AppendNotWaitingError, RequestLeaseLostError, IncompleteFileError),
 )
 """Errors of a commit that nothing can be recorded for, on no later version either."""

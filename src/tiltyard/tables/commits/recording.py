@@ -18,6 +18,7 @@ from lance_namespace.errors import (
     ConcurrentModificationError,
     InvalidInputError,
     InvalidTableStateError,
+    PermissionDeniedError,
     TableNotFoundError,
     TableVersionNotFoundError,
 )
@@ -39,7 +40,7 @@ log = logging.getLogger("tiltyard.versions")
 
 T = TypeVar("T")
 
-REFUSALS = (TableNotFoundError, InvalidInputError, ConcurrentModificationError)
+REFUSALS = (TableNotFoundError, InvalidInputError, ConcurrentModificationError, PermissionDeniedError)
 """What a version is refused with, for itself."""
 
 
@@ -54,8 +55,10 @@ def record_versions(
 
     It is called once more if it met records of versions that storage has lost. Raises what it raises:
     ConcurrentModificationError if another manifest has a version, DeclarationChangedError; for a file that is missing
-    or not whole InvalidInputError, or IncompleteFileError where it was `written_here`.
+    or not whole InvalidInputError, or IncompleteFileError where it was `written_here`; PermissionDeniedError for a
+    table that is read-only by now, whoever commits.
     """
+    ctx.services.protections.check_tables_writable([new.table_id for new in news])
     _make_durable(ctx, news, written_here)
     reach(Point.BEFORE_RECORD)
     try:

@@ -26,8 +26,15 @@ from tiltyard.runtime.durability import WrittenFile
 from tiltyard.runtime.pool import run_together, start_thread
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
-from tiltyard.storage.manifests.manifest_format import NamingScheme, manifest_name, naming_scheme_of, versions_folder
+from tiltyard.storage.manifests.manifest_format import (
+    NamingScheme,
+    classified_fields,
+    manifest_name,
+    naming_scheme_of,
+    versions_folder,
+)
 from tiltyard.store import NewVersion, TableRecord, VersionRecord
+from tiltyard.tables.classification.new_columns import keep_classifications
 from tiltyard.tables.commits.finalizing import MAX_THREADS, finalize_pending
 from tiltyard.tables.contracts.enforcement import check_contract
 from tiltyard.tables.keys.enforcement import check_version, first_taken_key
@@ -97,6 +104,9 @@ def _validate_version(
     new = _new_version(table, branch, entry, staged, file, manifest.new_files)
     if manifest.code_declarations:
         check_declared(ctx, table_id(entry.id), table, branch, manifest.code_declarations)
+    if manifest.has_classifications and branch.is_main and table.id:
+        content = file.content or ctx.storage.manifests.read(table.location, staged).content
+        keep_classifications(ctx, table, classified_fields(content))
     if manifest.backtick_columns:
         check_quoted(ctx, table, branch, manifest.backtick_columns)
     if latest is not None or not _is_next(ctx, table, new, alone, manifest.previous):

@@ -3,39 +3,36 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import msgspec
 import pyarrow as pa
-from lance_namespace.errors import (
-    ConcurrentModificationError,
-    InvalidInputError,
-    UnsupportedOperationError,
-)
+from lance_namespace.errors import ConcurrentModificationError, InvalidInputError
 
 from tiltyard.access.needs import on_table
 from tiltyard.contracts.contract import PROPERTY, Clients, Contract, Level, declare
-from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.columns.blob_columns import has_blobs
 from tiltyard.model.columns.primary_keys import PrimaryKey
 from tiltyard.model.modes import parse_mode
 from tiltyard.model.operations import operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.spec import models
 from tiltyard.model.views.plain_views import PlainView
 from tiltyard.tables.contracts.enforcement import check_count, check_fragments
 from tiltyard.tables.contracts.errors import ContractError
 from tiltyard.tables.lance_sql.expressions import check_condition
-from tiltyard.tables.opening import find_table, open_for_reading, open_to_check
+from tiltyard.tables.opening import check_records_versions, find_table, open_for_reading
 from tiltyard.tables.rows.conflict_retry import ConflictRetry
-from tiltyard.tables.versions.branches import branches_of
+from tiltyard.tables.versions.branches import check_branches
 
 if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context
+    from tiltyard.model.branches import Branch
     from tiltyard.store import CheckedVersion, TableRecord, TestRecord
 
 _PLAIN_DICTIONARIES = (2, 1)
@@ -59,13 +56,15 @@ def set_table_contract(ctx: Context, request: models.SetTableContractRequest) ->
     while True:
         table = ctx.store.table_by_id(find_table(ctx, request.id).id)
         view = PlainView.from_properties(table.properties)
-        if view is None:
-            _check_managed(table)
-        schema = view.schema if view is not None else open_for_reading(ctx, request.id).dataset.schema
-        contract = _declare(table, request.checks, level, clients, schema, is_view=view is not None)
-        if view is None:
-            _check_dictionaries(open_for_reading(ctx, request.id).dataset, contract)
-        checked = {} if view is not None else _check_branches(ctx, request.id, table, contract)
+        declare_for = partial(_declare, table, request.checks, level, clients)
+        if view is not None:
+            contract, checked = declare_for(view.schema, is_view=True), {}
+        else:
+            check_records_versions(table, "A contract")
+            opened = open_for_reading(ctx, request.id)
+            contract = declare_for(opened.dataset.schema, is_view=False)
+            _check_dictionaries(opened.dataset, contract)
+            checked = check_branches(ctx, opened, contract.columns, partial(_check_rows, ctx, table, contract))
         try:
             ctx.store.set_contract(table, contract.to_json(), {PROPERTY: contract.to_property()}, checked)
             break
@@ -105,26 +104,10 @@ def _check_dictionaries(dataset: lance.LanceDataset, contract: Contract) -> None
             )
 
 
-def _check_managed(table: TableRecord) -> None:
-    if not table.managed or table.mount_id is not None:
-        raise UnsupportedOperationError(
-            "A contract is enforced by the record of each version: only on tables of this catalog whose commits go "
-            "through the server (managed versioning)."
-        )
-
-
-def _check_branches(ctx: Context, names: list[str] | None, table: TableRecord, contract: Contract) -> dict[str, int]:
-    """Check all rows of all branches; return the versions that were checked. Raises ContractError."""
-    opened = open_for_reading(ctx, names)
-    branches = [MAIN, *map(Branch, branches_of(ctx, opened))]
-    return {branch.key: _check_branch(ctx, table, contract, branch) for branch in branches}
-
-
-def _check_branch(ctx: Context, table: TableRecord, contract: Contract, branch: Branch) -> int:
-    """Check all rows of a branch's latest version; return that version, 0 for a branch that was just deleted."""
-    dataset = open_to_check(ctx, table, branch, contract.columns)
-    if dataset is None:
-        return 0
+def _check_rows(
+    ctx: Context, table: TableRecord, contract: Contract, dataset: lance.LanceDataset, branch: Branch
+) -> None:
+    """Check all rows of a branch's latest version. Raises ContractError."""
     try:
         check_count(contract, dataset.count_rows())
         check_fragments(ctx, table, contract, dataset)
@@ -134,7 +117,6 @@ def _check_branch(ctx: Context, table: TableRecord, contract: Contract, branch: 
         raise ContractError(
             f"The table has rows that break this contract{where}: {sentence}. Correct them first, or let it warn."
         ) from error
-    return int(dataset.version)
 
 
 @operation(needs=on_table(Privilege.ALTER))

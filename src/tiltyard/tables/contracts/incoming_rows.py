@@ -16,9 +16,8 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 from msgspec import structs
 
-from tiltyard.contracts.checked_rows import CheckedRows
+from tiltyard.contracts.checked_rows import FOLDER, ROWS_PER_FILE, CheckedRows, encode_reject
 from tiltyard.contracts.contract import Contract, Level
-from tiltyard.contracts.rejects import FOLDER, ROWS_PER_FILE, encode_reject
 from tiltyard.contracts.row_checks import split_failing
 from tiltyard.model.refusals import RefusedError
 from tiltyard.storage.errors import lance_errors, may_have_committed
@@ -158,3 +157,26 @@ def with_found(target: WriteTarget, contract: IncomingContract | None) -> WriteT
         return target
     contract.park()
     return replace(target, ctx=structs.replace(target.ctx, checked_rows=contract.found))
+
+
+@dataclass(slots=True)
+class AppendContract:
+    """What the contract of its table says of the rows of an append in memory, once they were compared with it."""
+
+    incoming: IncomingContract | None = None
+
+    @property
+    def rejected(self) -> int:
+        """Return the number of rows that are parked in place of being appended."""
+        return 0 if self.incoming is None else self.incoming.found.rejected
+
+    def take(self, target: WriteTarget, rows: pa.Table) -> pa.Table:
+        """Return the rows that may be written; the rejected ones are parked. Raises as `IncomingContract.take` does."""
+        if self.incoming is not None:  # of an attempt that met another commit
+            self.incoming.unpark()
+        self.incoming = IncomingContract.of(target, rows.schema, rows.schema)
+        if self.incoming is None:
+            return rows
+        taken = self.incoming.take(rows)
+        self.incoming.park()
+        return taken

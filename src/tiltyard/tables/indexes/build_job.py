@@ -68,12 +68,12 @@ def build_index(ctx: Context, running: Job) -> Mapping[str, str]:
     with finishing_direct_commits(ctx, record, Branch.parse(spec.branch), since):
         if not is_built:
             try:
-                _build(ctx, spec, running)
+                train_index(ctx, spec, running)
             finally:  # also where the build was ended: it may have committed by then
                 _undo_if_canceled(ctx, spec, running)
         dataset = _open(ctx, spec, running)
         with lance_errors(dataset):
-            num_indexed_rows = _index_new_rows(dataset, spec.name)
+            num_indexed_rows = index_new_rows(dataset, spec.name)
     return {"progress": "1.0", "num_indexed_rows": str(num_indexed_rows)}
 
 
@@ -113,7 +113,7 @@ def _version_before(dataset: lance.LanceDataset, name: str) -> int:
     return min((int(segment.dataset_version_at_last_update) for segment in segments), default=int(dataset.version))
 
 
-def _build(ctx: Context, spec: IndexSpec, running: Job) -> None:
+def train_index(ctx: Context, spec: IndexSpec, running: Job) -> None:
     """Build and commit, under a new UUID for each attempt: two workers never write the same files.
 
     A small table's index is built in this process: a new one takes longer to start. Raises what `build_index` raises.
@@ -149,7 +149,7 @@ def _undo_if_canceled(ctx: Context, spec: IndexSpec, running: Job) -> None:
     raise JobCanceledError(running.id)
 
 
-def _index_new_rows(dataset: lance.LanceDataset, name: str) -> int:
+def index_new_rows(dataset: lance.LanceDataset, name: str) -> int:
     """Index the rows that came in during the build; return how many the index has then.
 
     Clients wait for an index until no row is left out.

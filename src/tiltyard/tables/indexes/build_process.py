@@ -27,6 +27,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.runtime.child_process import ChildProcess, end_idle
+from tiltyard.runtime.system_memory import private_bytes
 from tiltyard.tables.commits.child_commits import COMMIT_CALLS
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class LanceProcess:
             raise RuntimeError(f"The process that worked on the table ended with status {status}.")
 
     def _check_memory(self) -> None:
-        used = _resident_bytes(self._process.pid)
+        used = private_bytes(self._process.pid)
         if self._most_bytes and used > self._most_bytes:
             raise InsufficientMemoryError(
                 f"The work took more than {self._most_bytes >> 20} MiB of memory, and was ended."
@@ -204,15 +205,6 @@ class _Stall:
         newly = sum(max(0.0, seconds - self._queued.get(thread, 0.0)) for thread, seconds in queued.items())
         self._queued = queued
         return newly
-
-
-def _resident_bytes(process: int) -> int:
-    """Return the memory that a process has for itself; 0 where the system does not report it, or it has ended."""
-    try:
-        fields = Path(f"/proc/{process}/statm").read_text().split()
-    except OSError:
-        return 0
-    return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _cpu_seconds(process: Path) -> float | None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from lance_namespace.errors import TableNotFoundError
+
+from tiltyard.model.ids import Id
 from tiltyard.model.modes import TransactionStatus
+from tiltyard.store.access.grants import TABLE
 from tiltyard.tables.indexes.build_job import CREATE_INDEX, INDEX_JOB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from lance.lance.indices import IndexDescription
 
     from tiltyard.context import Context, OpenTable
     from tiltyard.model.branches import Branch
     from tiltyard.store import TransactionRecord
+    from tiltyard.tables.indexes.builder import IndexSpec
 
 _DROPPED = "dropped"
 """The property of a failed build whose index was dropped: it is no longer listed."""
@@ -40,6 +45,26 @@ class Builds:
 def failure_message(record: TransactionRecord) -> str:
     """Return why a build failed."""
     return record.error or "The server gave no reason; its log has the details under the id of the transaction."
+
+
+def build_properties(path: Sequence[str], spec: IndexSpec) -> dict[str, str]:
+    """Return the properties of the transaction of a build: what it is to do, for people."""
+    return {
+        "table": str(Id(path)),
+        "index_name": spec.name,
+        "column": spec.column,
+        "index_type": spec.index_type,
+        "progress": "0.0",
+    }
+
+
+def queue_build(ctx: Context, spec: IndexSpec) -> None:
+    """Queue the build of an index that was dropped by the server's own work. Raises TableNotFoundError."""
+    table = ctx.store.table_at(spec.location)
+    path = None if table is None else ctx.store.object_path(TABLE, table.id)
+    if table is None or path is None:
+        raise TableNotFoundError("The table was dropped.")
+    ctx.store.create_transaction(CREATE_INDEX, table.id, asdict(spec), build_properties(path, spec))
 
 
 def queued_builds(ctx: Context, table: OpenTable, branch: Branch) -> list[TransactionRecord]:

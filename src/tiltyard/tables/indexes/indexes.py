@@ -24,12 +24,13 @@ from tiltyard.model.columns.index_types import IndexType, check_parameters, pars
 from tiltyard.model.ids import Id, table_id
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.operations import operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import column_not_found, lance_errors
 from tiltyard.tables.indexes.build_job import CREATE_INDEX, INDEX_JOB, describe, spark_job_payload
 from tiltyard.tables.indexes.build_queue import (
     Builds,
+    build_properties,
     cancel,
     dismiss_failures,
     find_builds,
@@ -131,13 +132,7 @@ def _queue(ctx: Context, table: OpenTable, path: Id, spec: IndexSpec, waiting: I
         is_same = {**{name: record.payload[name] for name in payload}, "replaces": spec.replaces} == payload
         if is_same and record.status is TransactionStatus.QUEUED:
             return record.id
-    properties = {
-        "table": str(path),
-        "index_name": spec.name,
-        "column": spec.column,
-        "index_type": spec.index_type,
-        "progress": "0.0",
-    }
+    properties = build_properties(path, spec)
     kind = CREATE_INDEX
     is_for_spark = ctx.settings.spark_index_rows and IndexType(spec.index_type).is_distributed
     if is_for_spark and table.dataset.count_rows() >= ctx.settings.spark_index_rows:
@@ -200,11 +195,11 @@ def _built_content(
         num_segments=len(index.segments),
         created_at=created.isoformat().replace("+00:00", "Z") if created else None,
         index_version=index.segments[0].index_version,
-        index_details=json.dumps(_details(dataset, index)),
+        index_details=json.dumps(index_details(dataset, index)),
     )
 
 
-def _details(dataset: lance.LanceDataset, index: IndexDescription) -> dict[str, Any]:
+def index_details(dataset: lance.LanceDataset, index: IndexDescription) -> dict[str, Any]:
     """Return Lance's details of an index, and the stop words of a text index, which pylance 14 leaves out of them.
 
     The stop words are in the index itself; one whose files cannot be read is listed without them.

@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from lance_namespace.errors import (
-    ConcurrentModificationError,
-    InvalidInputError,
-    UnsupportedOperationError,
-)
+from lance_namespace.errors import ConcurrentModificationError, InvalidInputError
 from msgspec import structs
 
 from tiltyard.access.needs import on_table
 from tiltyard.contracts.contract import Contract
-from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.columns.primary_keys import MAX_COLUMNS, PROPERTY, PrimaryKey, is_key_type, unenforced_key
 from tiltyard.model.operations import operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import column_not_found, lance_errors
 from tiltyard.tables.indexes.indexes import create_table_scalar_index
 from tiltyard.tables.keys.enforcement import check_rows
 from tiltyard.tables.keys.key_values import has_literals
 from tiltyard.tables.keys.lookup import indexed_columns
-from tiltyard.tables.opening import find_table, open_for_reading, open_to_check
+from tiltyard.tables.opening import check_records_versions, find_table, open_for_reading
 from tiltyard.tables.rows.conflict_retry import ConflictRetry
-from tiltyard.tables.versions.branches import branches_of
+from tiltyard.tables.versions.branches import check_branches
 
 if TYPE_CHECKING:
     import lance
     import pyarrow as pa
 
-    from tiltyard.context import Context, OpenTable
+    from tiltyard.context import Context
+    from tiltyard.model.branches import Branch
     from tiltyard.store import TableRecord
 
 
@@ -50,12 +47,12 @@ def set_table_primary_key(ctx: Context, request: models.SetTablePrimaryKeyReques
     retry = ConflictRetry(ctx.settings.conflict_timeout)
     while True:
         table = ctx.store.table_by_id(find_table(ctx, request.id).id)
-        _check_managed(table)
+        check_records_versions(table, "A key")
         opened = open_for_reading(ctx, request.id)
         columns = _columns(opened.dataset, request.columns)
         _check_not_of_contract(table, columns)
         key = PrimaryKey(uuid4().hex, columns, {})
-        checked = {branch.key: _check_branch(ctx, table, key, branch) for branch in _branches(ctx, opened)}
+        checked = check_branches(ctx, opened, columns, partial(_check_branch, ctx, table, key))
         text = structs.replace(key, checked=checked).to_json()
         try:
             ctx.store.set_primary_key(table, text, {PROPERTY: json.dumps(list(columns))}, checked)
@@ -74,14 +71,6 @@ def _check_not_of_contract(table: TableRecord, columns: tuple[str, ...]) -> None
         raise InvalidInputError(
             f"The contract of this table says that its key ({', '.join(contract.key)}) is unique: change or drop the "
             "contract first."
-        )
-
-
-def _check_managed(table: TableRecord) -> None:
-    if not table.managed or table.mount_id is not None:
-        raise UnsupportedOperationError(
-            "A key is enforced by the record of each version: only on tables of this catalog whose commits go through "
-            "the server (managed versioning)."
         )
 
 
@@ -104,17 +93,8 @@ def _columns(dataset: lance.LanceDataset, requested: list[str] | None) -> tuple[
     return names
 
 
-def _branches(ctx: Context, table: OpenTable) -> list[Branch]:
-    return [MAIN, *map(Branch, branches_of(ctx, table))]
-
-
-def _check_branch(ctx: Context, table: TableRecord, key: PrimaryKey, branch: Branch) -> int:
-    """Check all rows of a branch's latest version; return that version, 0 for a branch that was just deleted."""
-    dataset = open_to_check(ctx, table, branch, key.columns)
-    if dataset is None:
-        return 0
+def _check_branch(ctx: Context, table: TableRecord, key: PrimaryKey, dataset: lance.LanceDataset, _: Branch) -> None:
     check_rows(ctx, table, key, dataset)
-    return int(dataset.version)
 
 
 def _queue_indexes(ctx: Context, names: list[str] | None, columns: tuple[str, ...]) -> list[str]:

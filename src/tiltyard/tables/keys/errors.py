@@ -8,7 +8,7 @@ from lance_namespace.errors import InvalidTableStateError, PermissionDeniedError
 
 from tiltyard.access.authorization import effective_policy_of, table_privileges
 from tiltyard.model.columns.primary_keys import format_key
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 
 if TYPE_CHECKING:
     from tiltyard.context import Context

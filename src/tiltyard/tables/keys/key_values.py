@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tiltyard.model.schemas.nested_types import is_text
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -124,7 +126,7 @@ def _literals(column: pa.ChunkedArray) -> list[str]:
     type_, values = column.type, _comparable(column).to_pylist()
     if pa.types.is_boolean(type_):
         return [str(value).lower() for value in values]
-    if pa.types.is_string(type_) or pa.types.is_large_string(type_):
+    if is_text(type_):
         return ["'" + value.replace("'", "''") + "'" for value in values]
     if pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_):
         return [f"X'{value.hex()}'" for value in values]

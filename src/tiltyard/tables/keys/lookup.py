@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiltyard.runtime.recent_keys import MAX_KEYS
+from tiltyard.storage.caches.recent_keys import MAX_KEYS
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.pylance_internals import data_file_path
 from tiltyard.tables.keys.key_values import (
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import lance
     from lance.fragment import FragmentMetadata
 
-    from tiltyard.runtime.recent_keys import RecentKeys
+    from tiltyard.storage.caches.recent_keys import RecentKeys
     from tiltyard.storage.caches.version_cache import CachedVersion
 
 _ROWS_PER_LOOKUP = 500

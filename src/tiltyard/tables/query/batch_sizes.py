@@ -303,7 +303,7 @@ def _measure_files(dataset: lance.LanceDataset, column: pa.Field) -> tuple[_Colu
         for file in fragment.metadata.files:
             if ids.isdisjoint(file.fields):
                 continue
-            key = ("batches", file.path, min(ids))
+            key = ("batches", str(file.path), min(ids))  # pylance makes a class for each path that it returns
             sizes = lasting_facts.get(key)
             if sizes is None:
                 if measured >= _MAX_MEASURED_FILES:

@@ -21,7 +21,7 @@ from tiltyard.model.branches import Branch
 from tiltyard.model.columns.blob_columns import is_blob
 from tiltyard.model.columns.vector_columns import quote_path
 from tiltyard.model.operations import ArrowAnswer, BytesAnswer, StreamedAnswer, StreamedValue, operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import ARROW_STREAM, models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.opening import find_table

@@ -17,10 +17,11 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError, PermissionDeniedError
 
 from tiltyard.access.authorization import effective_policy_of
-from tiltyard.access.policies import EffectivePolicy, MaskKind
+from tiltyard.access.policies import EffectivePolicy, MaskKind, policy_on
 from tiltyard.access.predicates import check_filter, check_visible_expression, column_tokens, tokenize
 from tiltyard.context import OpenTable
 from tiltyard.model.operations import ArrowAnswer
+from tiltyard.model.schemas.nested_types import is_text
 from tiltyard.model.spec import models
 from tiltyard.tables.contracts.errors import ContractError
 from tiltyard.tables.keys.errors import DuplicateKeyError
@@ -85,7 +86,7 @@ class PolicyScope:
 
 def policy_scope(dataset: lance.LanceDataset, policy: EffectivePolicy) -> PolicyScope:
     """Return what policies allow on a version. Raises PermissionDeniedError where a policy does not fit its schema."""
-    schema = dataset.schema
+    schema, policy = dataset.schema, policy_on(policy, dataset)
     maskable = [name for name in schema.names if "`" not in name]
     if missing := sorted(set(policy.masks) - set(maskable)):
         raise PermissionDeniedError(
@@ -141,7 +142,7 @@ def _comparable_type(type_: pa.DataType) -> str:
     types = pa.types
     if types.is_dictionary(type_) or types.is_list(type_) or types.is_large_list(type_):
         return _comparable_type(type_.value_type)
-    if types.is_string(type_) or types.is_large_string(type_):
+    if is_text(type_):
         return "text"
     if types.is_boolean(type_):
         return "boolean"
@@ -231,6 +232,8 @@ def _restrict_columns(
         ]
     if hidden := [name for name in names if name in masks and masks[name].kind is MaskKind.HIDE]:
         raise PermissionDeniedError(f"These columns are hidden from you: {', '.join(hidden)}.")
+    if not names and (requested is None or requested.column_names is None):
+        raise PermissionDeniedError("Policies hide all columns of this table from you.")
     if not any(name in masks for name in names):
         return models.QueryTableColumns(column_names=names)
     return models.QueryTableColumns(column_aliases={name: _projection(name, scope) for name in names})

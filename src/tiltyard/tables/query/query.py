@@ -17,7 +17,7 @@ from lance_namespace.errors import (
 from tiltyard.access.needs import on_table
 from tiltyard.model.branches import Branch
 from tiltyard.model.operations import ArrowAnswer, SharedWork, operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.opening import check_rte_enabled, explain_copy_on_disk, with_copy_on_disk

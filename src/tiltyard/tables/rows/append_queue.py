@@ -31,12 +31,12 @@ from tiltyard.storage.writing import (
 )
 from tiltyard.store import AppendNotWaitingError, RequestClaim
 from tiltyard.tables.commits.idempotency_marks import marks
-from tiltyard.tables.contracts.incoming_rows import IncomingContract
+from tiltyard.tables.contracts.incoming_rows import AppendContract
 from tiltyard.tables.keys.checked_appends import check_append
 from tiltyard.tables.rows.append_routes import AppendRoute, log_route, why_not_made_here, why_not_queued
 from tiltyard.tables.rows.conflict_retry import ConflictRetry
 from tiltyard.tables.rows.first_version import add_first_columns, create_first_version, standardize_map_names
-from tiltyard.tables.rows.schema_adapter import SchemaAdapter
+from tiltyard.tables.rows.schema_adapter import SchemaAdapter, find_adapter
 from tiltyard.tables.rows.shared_appends import QueuedRows, SharedQueue, decode_appends, encode_appends
 from tiltyard.tables.rows.write_target import WriteBase
 
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata
 
     from tiltyard.store import QueuedAppend
+    from tiltyard.tables.contracts.incoming_rows import IncomingContract
     from tiltyard.tables.keys.checked_appends import CheckedAppend
     from tiltyard.tables.rows.write_target import OpenedVersion, WriteTarget
 
@@ -79,29 +80,6 @@ class Append:
             return count_rows(self.fragments)
         rows: int = self.rows.num_rows
         return rows if self.contract is None else rows - self.contract.rejected
-
-
-@dataclass(slots=True)
-class AppendContract:
-    """What the contract of its table says of the rows of an append in memory, once they were compared with it."""
-
-    incoming: IncomingContract | None = None
-
-    @property
-    def rejected(self) -> int:
-        """Return the number of rows that are parked in place of being appended."""
-        return 0 if self.incoming is None else self.incoming.found.rejected
-
-    def take(self, target: WriteTarget, rows: pa.Table) -> pa.Table:
-        """Return the rows that may be written; the rejected ones are parked. Raises as `IncomingContract.take` does."""
-        if self.incoming is not None:  # of an attempt that met another commit
-            self.incoming.unpark()
-        self.incoming = IncomingContract.of(target, rows.schema, rows.schema)
-        if self.incoming is None:
-            return rows
-        taken = self.incoming.take(rows)
-        self.incoming.park()
-        return taken
 
 
 def append_rows(target: WriteTarget, rows: pa.Table, contract: AppendContract | None = None) -> Future[int]:
@@ -365,7 +343,7 @@ def _adapt_rows(
         rows = member.item.rows
         if rows is not None:
             try:
-                rows = _find_adapter(adapters, rows.schema, schema).adapt_table(rows)
+                rows = find_adapter(adapters, rows.schema, schema).adapt_table(rows)
             except LanceNamespaceError as error:
                 member.error = error
                 continue
@@ -442,18 +420,6 @@ def _group_by_schema(rows: Iterable[pa.Table | None]) -> list[list[pa.Table]]:
         else:
             group.append(table)
     return [tables for _, tables in groups]
-
-
-def _find_adapter(
-    adapters: list[tuple[pa.Schema, SchemaAdapter]], source: pa.Schema, table: pa.Schema
-) -> SchemaAdapter:
-    """Return the adapter of a source schema from the list, or add one: concurrent appends mostly share a schema."""
-    for schema, adapter in adapters:
-        if schema.equals(source, check_metadata=True):
-            return adapter
-    adapter = SchemaAdapter(source, table)
-    adapters.append((source, adapter))
-    return adapter
 
 
 def _write_rows(

@@ -18,11 +18,13 @@ from lance_namespace.errors import (
     TableNotFoundError,
     UnsupportedOperationError,
 )
+from msgspec import structs
 
 from tiltyard.access.needs import CREATE_TABLE, creator_for
 from tiltyard.catalog.garbage import delete_marked_folder, hold_folder, stage_folder
 from tiltyard.catalog.mounts.tables import declare, withdrawing
 from tiltyard.model.branches import MAIN
+from tiltyard.model.classifications import is_classified
 from tiltyard.model.ids import table_id
 from tiltyard.model.modes import CreateMode, parse_mode
 from tiltyard.model.operations import operation
@@ -39,6 +41,8 @@ from tiltyard.storage.writing import (
     write_first_version,
 )
 from tiltyard.store import DROPPED
+from tiltyard.tables.classification.new_columns import take_classifications
+from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.rows.arrow_input import IncomingRows
 from tiltyard.tables.rows.insert import overwrite
 from tiltyard.tables.rows.write_target import WriteTarget
@@ -84,8 +88,8 @@ def create_table(ctx: Context, request: models.CreateTableRequest, data: ArrowBo
     """Create a table with the schema and the rows of an Arrow stream; one without rows makes an empty table.
 
     ExistOk leaves an existing table as it is (with `check_schema` only one whose schema equals the body's); Overwrite
-    gives it a new version with these rows, this schema and these properties. A declared table gets its first version in
-    any mode.
+    gives it a new version with these rows, this schema and these properties, unless it is protected. A declared
+    table gets its first version in any mode.
     Raises NamespaceNotFoundError, TableAlreadyExistsError, InvalidInputError, TableSchemaValidationError,
     ConcurrentModificationError, UnsupportedOperationError (storage options that only the server may set).
     """
@@ -98,6 +102,18 @@ def create_table(ctx: Context, request: models.CreateTableRequest, data: ArrowBo
     upkeep_options(request.properties or {}, ctx.settings.keep_versions_days)
     location = ctx.storage.check_location(request.location) if request.location else None
     new = NewTable(path, mode, request.properties, options, data, bool(request.check_schema))
+    response = _create(ctx, record, new, location)
+    if new.has_classified_rows:
+        opened = open_for_reading(structs.replace(ctx, resolved=None), path)
+        take_classifications(ctx, opened.record, opened.dataset)
+    return response
+
+
+def _create(
+    ctx: Context, record: TableRecord | None, new: NewTable, location: str | None
+) -> models.CreateTableResponse:
+    """Create a table at a name that has this record, if any. Raises as `create_table` does."""
+    path = new.path
     if record is None:
         if (mounted := ctx.services.mounts.find(path)) is not None:
             return _create_mounted(ctx, new, location, *mounted)
@@ -130,6 +146,11 @@ class NewTable:
     def rows(self) -> IncomingRows:
         """The rows of the body, whose schema is read now. Raises InvalidInputError."""
         return IncomingRows(self.data)
+
+    @property
+    def has_classified_rows(self) -> bool:
+        """Whether rows were read, and the metadata of a column classifies it."""
+        return "rows" in self.__dict__ and is_classified(self.rows.schema)
 
 
 def _writer_options(storage_options: Mapping[str, str]) -> dict[str, Any]:
@@ -165,6 +186,7 @@ def _create_over_existing(ctx: Context, record: TableRecord, new: NewTable) -> m
         raise TableAlreadyExistsError(f"Table already exists: {new.path}")
     if new.mode is CreateMode.EXIST_OK:
         return _keep_existing(ctx, record, new, target.mark_written(target.dataset().version))
+    ctx.store.check_removable(record.namespace_id, record.id, f"the table {new.path}")
     properties = replace_client_properties(new.properties, record.properties)
     with target.cleanup_on_error():
         written = overwrite(target, new.rows)
@@ -372,7 +394,7 @@ def _withdraw_declaration(ctx: Context, path: Id, record: TableRecord) -> None:
     try:
         current = ctx.store.describe_table(path)
         if current.id == record.id and current.declared and not ctx.storage.has_table(record.location):
-            ctx.store.remove_table(path, delete_folder=True, expected_id=record.id)
+            ctx.store.remove_table(path, delete_folder=True, expected_id=record.id, withdrawn=True)
             delete_marked_folder(ctx, record.location)
     except LanceNamespaceError as error:
         log.warning("cannot withdraw the declaration of %s: %s", record.location, error)

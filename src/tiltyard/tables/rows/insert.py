@@ -9,7 +9,7 @@ from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExis
 from tiltyard.access.needs import on_table
 from tiltyard.model.modes import InsertMode, parse_mode
 from tiltyard.model.operations import PendingResponse, operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.schemas.column_names import check_new_columns
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
@@ -24,8 +24,9 @@ from tiltyard.storage.writing import (
     write_overwrite,
     write_rows,
 )
-from tiltyard.tables.contracts.incoming_rows import IncomingContract, parking, taken, with_found
-from tiltyard.tables.rows.append_queue import AppendContract, append_fragments, append_rows
+from tiltyard.tables.classification.followed_columns import follow_columns
+from tiltyard.tables.contracts.incoming_rows import AppendContract, IncomingContract, parking, taken, with_found
+from tiltyard.tables.rows.append_queue import append_fragments, append_rows
 from tiltyard.tables.rows.arrow_input import IncomingRows
 from tiltyard.tables.rows.conflict_retry import ConflictRetry
 from tiltyard.tables.rows.first_version import (
@@ -199,6 +200,8 @@ def overwrite(target: WriteTarget, incoming: IncomingRows) -> WrittenRows:
             discard_after_error(target.ctx.storage, target.base, fragments_of(replacement), error)
             raise
         version = target.finish_commit(committed)
+    if target.branch.is_main:
+        follow_columns(target.ctx, target.record, committed, is_overwritten=True)
     rejected = None if contract is None else contract.found.rejected
     return WrittenRows(version, count_rows(fragments_of(replacement)), rejected)
 

@@ -12,7 +12,7 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.needs import on_table
 from tiltyard.model.operations import operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.schemas.nested_types import map_renamings
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import column_not_found, refusal

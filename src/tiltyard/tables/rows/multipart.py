@@ -26,11 +26,11 @@ from msgspec import structs
 from tiltyard.access.needs import on_table
 from tiltyard.change_feed.table_history import read_transactions
 from tiltyard.contracts.checked_rows import CheckedRows
-from tiltyard.model.column_lineage import ColumnInput, ColumnOrigin, Derivation
+from tiltyard.model.columns.lineage import ColumnInput, ColumnOrigin, Derivation
 from tiltyard.model.lineage import CommitLineage, JobLineage, LineageSource
 from tiltyard.model.modes import InsertMode, parse_mode
 from tiltyard.model.operations import operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.schemas.column_names import check_new_columns
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors, may_have_committed

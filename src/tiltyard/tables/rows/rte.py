@@ -22,7 +22,7 @@ from tiltyard.model.columns.primary_keys import PROPERTY as KEY_PROPERTY
 from tiltyard.model.columns.primary_keys import is_key_type, unenforced_key
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.opening import check_rte_enabled, find_table, open_for_reading

@@ -92,6 +92,16 @@ class SchemaAdapter:
             ) from error
 
 
+def find_adapter(adapters: list[tuple[pa.Schema, SchemaAdapter]], source: pa.Schema, table: pa.Schema) -> SchemaAdapter:
+    """Return the adapter of a source schema from the list, or add one: concurrent appends mostly share a schema."""
+    for schema, adapter in adapters:
+        if schema.equals(source, check_metadata=True):
+            return adapter
+    adapter = SchemaAdapter(source, table)
+    adapters.append((source, adapter))
+    return adapter
+
+
 def _check_names(source: pa.Schema, table: pa.Schema) -> None:
     duplicates = sorted({name for name in source.names if source.names.count(name) > 1})
     if duplicates:

@@ -11,7 +11,7 @@ from tiltyard.access.authorization import authorize_table
 from tiltyard.access.needs import on_table
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import PoolName, operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.storage.locks import LockKind
@@ -63,7 +63,7 @@ def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.Upd
     TableColumnNotFoundError, InvalidInputError, InvalidTableStateError, ConcurrentModificationError.
     """
     updates = _updates(request)
-    predicate = _predicate(request.predicate) if request.predicate is not None else None
+    predicate = check_predicate(request.predicate) if request.predicate is not None else None
     target = WriteTarget.named_by(ctx, request)
     current = target.record.properties
     # A client may send back all properties that it has read: an equal value is no change.
@@ -110,7 +110,7 @@ def _check_properties(
     """Check properties to set. Raises InvalidInputError, PermissionDeniedError."""
     check_client_metadata({key: value for key, value in changed.items() if not is_upkeep_property(key)})
     if any(map(is_upkeep_property, changed)):
-        if not ctx.principal.administrator:
+        if not ctx.is_unchecked:
             authorize_table(ctx, table_id(request.id), Privilege.ALTER.value)
         upkeep_options({**current, **changed}, ctx.settings.keep_versions_days)
 
@@ -151,7 +151,7 @@ def delete_from_table(ctx: Context, request: models.DeleteFromTableRequest) -> m
     Raises NamespaceNotFoundError, TableNotFoundError, TableBranchNotFoundError, TableColumnNotFoundError,
     InvalidInputError, InvalidTableStateError, ConcurrentModificationError.
     """
-    predicate = _predicate(request.predicate)
+    predicate = check_predicate(request.predicate)
     target = WriteTarget.named_by(ctx, request)
     seconds = ctx.settings.conflict_timeout
 
@@ -187,7 +187,7 @@ def _change(
         return commit_with_retry(ctx, names, target.branch, change)
 
 
-def _predicate(text: str) -> str:
+def check_predicate(text: str) -> str:
     """Return a predicate, checked. Raises InvalidInputError."""
     if not text.strip():
         raise InvalidInputError("The predicate is empty: 'true' matches all rows.")

@@ -1,8 +1,8 @@
 """Who would break if a column of a table were dropped, renamed or got another type.
 
 Policies of the table, foreign keys in contracts of others, plain views, and materialized views that were made from it
-(by lineage). Columns that computed columns read are `computed_sources`, those that the table's own contract reads are
-refused where versions are recorded (`tables/contracts/enforcement`).
+(by lineage). Columns that computed columns read keep their names and types, and are not dropped, under these. Those
+that the table's own contract reads are refused where versions are recorded (`tables/contracts/enforcement`).
 
 A query reads a column here if it names the table, and the column's name is one of its words: `SELECT *` needs none.
 """
@@ -19,20 +19,25 @@ from tiltyard.access.authorization import is_administrator, table_privileges
 from tiltyard.access.policies import Policy
 from tiltyard.contracts.contract import Contract
 from tiltyard.model.branches import MAIN
+from tiltyard.model.columns.computed_columns import ExpressionDeclaration, UdfDeclaration, read_declaration
 from tiltyard.model.ids import Id
 from tiltyard.model.refusals import RefusedError
-from tiltyard.model.typed_ids import parse_typed_id
+from tiltyard.model.text.typed_ids import parse_typed_id
 from tiltyard.model.views.definitions import ViewDefinition, plain_view_sources
 from tiltyard.model.views.plain_views import PlainView
 from tiltyard.tables.lance_sql.lexer import TOKEN
-from tiltyard.tables.schema.field_paths import path_names
-from tiltyard.tables.schema.view_sources import source_names
+from tiltyard.tables.schema.field_paths import fold_names, path_names
+from tiltyard.tables.views.view_sources import source_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import lance
+
     from tiltyard.context import Context
+    from tiltyard.model.columns.computed_columns import Declaration
     from tiltyard.store import PolicyRecord, TableRecord
+
 
 MAX_READERS = 1000
 """Views and contracts of each kind that are looked at."""
@@ -134,3 +139,59 @@ def _shown(ctx: Context, record: TableRecord, text: str) -> str:
         return ""
     found = ctx.store.object_path(_TABLE, record.id)
     return text.format(name=Id(found) if found is not None else record.name)
+
+
+Path = tuple[str, ...]
+"""The case-folded names of a field and the fields that it is in: Lance finds columns without case."""
+
+
+def check_no_source(dataset: lance.LanceDataset, paths: Sequence[str], dropped: Sequence[str] = ()) -> None:
+    """Check that no computed column reads the fields at these paths, besides the columns that are `dropped` with them.
+
+    Raises InvalidInputError, which names the computed column.
+    """
+    changed = [fold_names(path_names(path)) for path in paths]
+    for field in dataset.schema:
+        declaration = None if field.name in dropped else read_declaration(field.metadata)
+        if declaration is None:
+            continue
+        for source in source_paths(declaration):
+            for path, text in zip(changed, paths, strict=True):
+                if source[: len(path)] == path[: len(source)]:
+                    raise InvalidInputError(
+                        f"The column '{field.name}' is computed from '{text}': drop it first, or in the same request."
+                    )
+
+
+def source_paths(declaration: Declaration) -> Iterator[Path]:
+    """Yield the paths of the fields that a declaration reads; of an expression, all names that may be fields."""
+    if isinstance(declaration, ExpressionDeclaration):
+        yield from _names_in(declaration.expression)
+        return
+    for path in declaration.inputs if isinstance(declaration, UdfDeclaration) else declaration.columns:
+        with suppress(InvalidInputError):  # what a client wrote into the metadata is no path of any field
+            yield fold_names(path_names(path))
+
+
+def _names_in(expression: str) -> Iterator[Path]:
+    """Yield the dotted names in an SQL expression, but for those of functions."""
+    names: list[str] = []
+    is_after_dot = False
+    for token in TOKEN.finditer(expression):
+        kind, text = token.lastgroup, token[0]
+        if kind == "space":
+            continue
+        if kind in ("word", "quoted"):
+            if names and not is_after_dot:
+                yield tuple(names)
+                names = []
+            names.append((text[1:-1] if kind == "quoted" else text).casefold())
+            is_after_dot = False
+        elif text == "." and names:
+            is_after_dot = True
+        else:
+            if names and kind != "open":
+                yield tuple(names)
+            names, is_after_dot = [], False
+    if names:
+        yield tuple(names)

@@ -1,53 +1,46 @@
-"""Columns of a table: add, alter and drop them; update the metadata of the schema and of fields."""
+"""Columns of a table: alter and drop them; update the metadata of the schema and of fields."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError
+import pyarrow.compute as pc
+from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.needs import on_table
 from tiltyard.model.branches import Branch
 from tiltyard.model.columns.computed_columns import (
-    AUTO_REFRESH,
-    ExpressionDeclaration,
     is_auto_refreshed,
     read_declaration,
 )
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import operation
-from tiltyard.model.privileges import Privilege
-from tiltyard.model.schemas.arrow_json import from_json, parse_type
-from tiltyard.model.schemas.column_names import check_column_name, check_new_columns
+from tiltyard.model.principals import Privilege
+from tiltyard.model.schemas.arrow_json import parse_type
+from tiltyard.model.schemas.fields import metadata_texts
+from tiltyard.model.schemas.nested_types import cast_array, is_same_type
 from tiltyard.model.spec import models
 from tiltyard.model.views.definitions import ViewDefinition, own_columns, query_columns
 from tiltyard.storage.caches.version_cache import CachedVersion
-from tiltyard.tables.commits.recovery import GONE
-from tiltyard.tables.lance_sql.amplification import check_growth
-from tiltyard.tables.lance_sql.expressions import check_expression
-from tiltyard.tables.opening import find_table, open_for_reading
+from tiltyard.tables.classification.followed_columns import follow_columns, note_renames, renames
+from tiltyard.tables.classification.new_columns import keep_inherited
+from tiltyard.tables.opening import find_table
 from tiltyard.tables.query.batch_sizes import batch_options
 from tiltyard.tables.rows.conflict_retry import commit_with_retry
-from tiltyard.tables.schema.column_readers import check_no_readers
+from tiltyard.tables.schema.column_additions import check_new_name, queue_backfills, queue_missing_backfills
+from tiltyard.tables.schema.column_readers import check_no_readers, check_no_source
 from tiltyard.tables.schema.column_refreshers import forget_refreshers, record_refreshers, refreshed_identities
 from tiltyard.tables.schema.computed_columns import (
     altered_metadata,
     check_backfill,
     check_client_metadata,
-    check_inputs,
-    computed_field,
-    queue_backfill,
-    virtual_fields,
 )
-from tiltyard.tables.schema.computed_sources import check_no_source
-from tiltyard.tables.schema.field_paths import RESERVED, find_field, path_names
-from tiltyard.tables.schema.function_columns import check_function_inputs, function_fields, record_uses
-from tiltyard.tables.schema.type_changes import check_lossless
+from tiltyard.tables.schema.field_paths import find_field, path_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import lance
 
@@ -55,165 +48,12 @@ if TYPE_CHECKING:
     from tiltyard.tables.commits.recovery import RecoveredCommit
 
 
-def recover_add_columns(
-    ctx: Context, request: models.AlterTableAddColumnsRequest, commit: RecoveredCommit
-) -> models.AlterTableAddColumnsResponse:
-    """Return the response of an interrupted request from its commit; queue its backfills, which come after it."""
-    _queue_missing_backfills(ctx, request.id, request.branch, backfills_of_new_columns(request), commit)
-    return models.AlterTableAddColumnsResponse(version=commit.version)
-
-
-@operation(needs=on_table(Privilege.ALTER), entries="new_columns", recovered_by=recover_add_columns)
-def alter_table_add_columns(
-    ctx: Context, request: models.AlterTableAddColumnsRequest
-) -> models.AlterTableAddColumnsResponse:
-    """Add columns: computed once by SQL from the existing rows, or without values, of the types in `schema`.
-
-    Or columns that a backfill computes: `virtual_column` by code, `computed` by SQL. They are declared in the metadata
-    of their fields, and null until a job fills them, which `auto_backfill` queues at once. With `auto_refresh_enabled`,
-    those that SQL or a function computes refresh by themselves, as the caller. Raises InvalidInputError (a
-    name that exists or is not allowed, an expression that is not SQL, kinds that do not go together, invalid code),
-    TableColumnNotFoundError (in an expression, among the columns that code reads), UnsupportedOperationError (code of
-    clients is switched off).
-    """
-    _check_kinds(request)
-    _check_sql(request.new_columns)
-    entries = {entry.name: entry for entry in request.new_columns}
-    for name in entries:
-        _check_name(name)
-    expressions = {name: entry.expression for name, entry in entries.items() if entry.expression is not None}
-    empty = [] if request.schema is None else list(from_json(request.schema))
-    virtual = [
-        field for entry in entries.values() if entry.virtual_column for field in virtual_fields(ctx, request.id, entry)
-    ]
-    computed = {name: entry.computed for name, entry in entries.items() if entry.computed is not None}
-    functions = [] if request.function is None else function_fields(ctx, request)
-    refreshes = _auto_refresh(request, is_computed=bool(computed or functions))
-
-    def change(dataset: lance.LanceDataset) -> None:
-        fields = [
-            *empty,
-            *virtual,
-            *(with_metadata(field, refreshes) for field in functions),
-            *(with_metadata(computed_field(dataset, name, text), refreshes) for name, text in computed.items()),
-        ]
-        check_new_columns(pa.schema(fields))
-        _check_new_names(dataset, expressions or [field.name for field in fields])
-        check_inputs(dataset, virtual)
-        check_function_inputs(ctx, dataset, functions)
-        options = batch_options(CachedVersion(dataset), (), expressions) if expressions else {}
-        dataset.add_columns(expressions or fields, batch_size=options.get("batch_size"))
-
-    backfills, branch = backfills_of_new_columns(request), Branch.parse(request.branch)
-    if backfills:
-        check_backfill()
-    if is_auto_refreshed(refreshes):  # before the commit, after which a refresh may begin
-        declared = [read_declaration(field.metadata) for field in functions]
-        declared += [ExpressionDeclaration(text) for text in computed.values()]
-        record_refreshers(ctx, find_table(ctx, request.id), branch, filter(None, declared))
-    if functions:
-        record_uses(ctx, find_table(ctx, table_id(request.id)).id, request.branch or "", functions)
-    _, version = commit_with_retry(ctx, request.id, branch, change)
-    queue_backfills(ctx, request.id, branch, backfills)
-    return models.AlterTableAddColumnsResponse(version=version)
-
-
-def _auto_refresh(request: models.AlterTableAddColumnsRequest, *, is_computed: bool) -> dict[str, str]:
-    """Return the metadata of what a request says of refreshes without a call. Raises InvalidInputError."""
-    enabled, seconds = request.auto_refresh_enabled, request.auto_refresh_interval_seconds
-    if enabled is None and seconds is None:
-        return {}
-    if not is_computed:
-        raise InvalidInputError("auto_refresh_… is about columns that are computed by SQL or a function: leave it out.")
-    texts = {"enabled": "false" if enabled is False else "true", "interval_seconds": seconds and str(seconds)}
-    return {f"{AUTO_REFRESH}{name}": text for name, text in texts.items() if text}
-
-
-def with_metadata(field: pa.Field, metadata: Mapping[str, str]) -> pa.Field:
-    """Return a field with metadata besides its own."""
-    return field.with_metadata(
-        {**(field.metadata or {}), **{key.encode(): text.encode() for key, text in metadata.items()}}
-    )
-
-
-def _check_kinds(request: models.AlterTableAddColumnsRequest) -> None:
-    """Check that each column has one source of its values, and that columns computed at once come alone."""
-    names = [entry.name for entry in request.new_columns]
-    for name in names:
-        if names.count(name) > 1:
-            raise InvalidInputError(f"The column '{name}' is there twice in this request: name each one once.")
-    for entry in request.new_columns:
-        texts = [entry.expression, entry.computed]
-        is_of_function = request.function is not None and bool(entry.all_null)
-        sources = sum(text is not None for text in texts) + (entry.virtual_column is not None) + is_of_function
-        if sources != 1 or any(text is not None and not text.strip() for text in texts):
-            raise InvalidInputError(f"The new column '{entry.name}' needs an SQL expression, or what else computes it.")
-    once = sum(entry.expression is not None for entry in request.new_columns)
-    if bool(names) == (request.schema is not None):
-        raise InvalidInputError("Give either new columns with expressions, or a schema of empty columns.")
-    if once not in (0, len(names)):
-        raise InvalidInputError("Columns that are computed now and columns that a backfill fills need two requests.")
-
-
-def _check_sql(entries: Sequence[models.AddColumnsEntry]) -> None:
-    """Check the SQL of new columns. Raises InvalidInputError if it cannot be planned, or its values not be held."""
-    texts = {entry.name: entry.expression or entry.computed or "" for entry in entries}
-    for name, text in texts.items():
-        check_expression(text, f"expression of '{name}'")
-    check_growth(texts)
-
-
-def backfills_of_new_columns(request: models.AlterTableAddColumnsRequest) -> list[str]:
-    """Return the new columns that are to be filled at once."""
-    columns: list[str] = []
-    for entry in request.new_columns:
-        if (virtual := entry.virtual_column) is not None and virtual.auto_backfill:
-            columns += [output.column for output in virtual.outputs or ()] or [entry.name]
-    return columns
-
-
-def queue_backfills(ctx: Context, names: Sequence[str] | None, branch: Branch, columns: Sequence[str]) -> None:
-    """Queue a backfill of each column. Raises TableNotFoundError for a table that was dropped meanwhile."""
-    if not columns:
-        return
-    table, privileges = open_for_reading(ctx, names, branch=branch), Privilege.ALTER | Privilege.RUN_UDFS
-    for column in columns:
-        queue_backfill(ctx, table, table_id(names), branch, column, privileges=privileges)
-
-
-def _check_new_names(dataset: lance.LanceDataset, names: Iterable[str]) -> None:
-    existing = set(dataset.schema.names)
-    for name in names:
-        _check_name(name)
-        if name in existing:
-            raise InvalidInputError(f"The column '{name}' exists: drop or rename it first, or take another name.")
-
-
-def _check_name(name: str) -> None:
-    check_column_name(name)
-    if name in RESERVED:
-        raise InvalidInputError(f"'{name}' cannot be the name of a column: responses to queries use it.")
-
-
 def recover_alter_columns(
     ctx: Context, request: models.AlterTableAlterColumnsRequest, commit: RecoveredCommit
 ) -> models.AlterTableAlterColumnsResponse:
     """Return the response of an interrupted request from its commit; queue its backfills, which come after it."""
-    _queue_missing_backfills(ctx, request.id, request.branch, backfills_of_alterations(request), commit)
+    queue_missing_backfills(ctx, request.id, request.branch, backfills_of_alterations(request), commit)
     return models.AlterTableAlterColumnsResponse(version=commit.version)
-
-
-def _queue_missing_backfills(
-    ctx: Context, path: Sequence[str] | None, branch: str | None, columns: Sequence[str], commit: RecoveredCommit
-) -> None:
-    """Queue backfills of an interrupted request. If a column gets a second one, it finds nothing to fill.
-
-    A table, a branch or a column that is gone by now needs none.
-    """
-    for column in columns:
-        with suppress(*GONE, TableColumnNotFoundError):
-            if find_table(ctx, path).id == commit.target.record.id:
-                queue_backfills(ctx, path, Branch.parse(branch), [column])
 
 
 @operation(needs=on_table(Privilege.ALTER), entries="alterations", recovered_by=recover_alter_columns)
@@ -240,10 +80,30 @@ def alter_table_alter_columns(
         _check_readers(ctx, request, moved)
         _check_not_of_view(dataset, [entry["path"] for entry in alterations if "name" in entry])
         check_lossless(dataset, {entry["path"]: entry["data_type"] for entry in alterations if "data_type" in entry})
-        dataset.alter_columns(*alterations)  # type: ignore[arg-type]  # annotated as if each were a list
+        with _following_columns(ctx, request, dataset, renames(alterations)):
+            dataset.alter_columns(*alterations)  # type: ignore[arg-type]  # annotated as if each were a list
 
     _, version = commit_with_retry(ctx, request.id, Branch.parse(request.branch), change)
     return models.AlterTableAlterColumnsResponse(version=version)
+
+
+@contextmanager
+def _following_columns(
+    ctx: Context,
+    request: models.AlterTableAlterColumnsRequest | models.AlterTableDropColumnsRequest,
+    dataset: lance.LanceDataset,
+    renamed: Mapping[tuple[str, ...], str],
+) -> Iterator[None]:
+    """Keep up which columns of the main branch are classified, whatever the commit in the block makes of them."""
+    if not Branch.parse(request.branch).is_main:
+        yield
+        return
+    table = find_table(ctx, request.id)
+    if renamed:
+        keep_inherited(ctx, table, dataset, [path[0] for path in renamed if len(path) == 1])
+        note_renames(ctx, table, renamed)
+    yield  # after an error, which may be one of a commit that was made, both names are taken for the column's
+    follow_columns(ctx, table, dataset)
 
 
 def _alter_virtual(
@@ -279,7 +139,7 @@ def _alteration(entry: models.AlterColumnsEntry) -> dict[str, Any]:
     """Return an alteration as Lance takes it."""
     alteration: dict[str, Any] = {"path": entry.path}
     if entry.rename is not None:
-        _check_name(entry.rename)
+        check_new_name(entry.rename)
         alteration["name"] = entry.rename
     if entry.nullable is not None:
         alteration["nullable"] = entry.nullable
@@ -341,7 +201,8 @@ def alter_table_drop_columns(
         _check_not_of_view(dataset, columns)
         if not set(dataset.schema.names).difference(columns):
             raise InvalidInputError("A table keeps at least one column: drop the table instead.")
-        dataset.drop_columns(columns)
+        with _following_columns(ctx, request, dataset, {}):
+            dataset.drop_columns(columns)
 
     _, version = commit_with_retry(ctx, request.id, Branch.parse(request.branch), change)
     return models.AlterTableDropColumnsResponse(version=version)
@@ -452,9 +313,53 @@ def _new_metadata(dataset: lance.LanceDataset, update: models.UpdateFieldMetadat
 
 
 def _metadata(dataset: lance.LanceDataset, path: str) -> dict[str, str]:
-    metadata = find_field(dataset, path).metadata or {}
-    return {_text(key): _text(value) for key, value in metadata.items()}
+    return metadata_texts(find_field(dataset, path).metadata)
 
 
-def _text(value: bytes | str) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
+def check_lossless(dataset: lance.LanceDataset, types: Mapping[str, pa.DataType]) -> None:
+    """Read the columns at these paths, and raise InvalidInputError for the first value that its new type cannot hold.
+
+    A cast that does not exist at all is left to Lance, which refuses it.
+    """
+    for path, target in types.items():
+        fields = _fields_to(dataset.lance_schema.fields(), find_field(dataset, path).id())
+        if not fields or not _may_lose(fields[-1].to_arrow().type, target):
+            continue
+        name = fields[0].name()
+        scanner = dataset.scanner(columns=[name], **batch_options(CachedVersion(dataset), [name], {}))  # type: ignore[arg-type]  # integers and a flag
+        for batch in scanner.to_batches():
+            try:
+                cast_array(_inner_values(batch.column(0), fields), target)
+            except pa.ArrowNotImplementedError:
+                break
+            except pa.ArrowInvalid as error:
+                reason = str(error).splitlines()[0].rstrip(".")
+                raise InvalidInputError(
+                    f"The column '{path}' cannot become {target} without a loss: {reason}. Update such values "
+                    "first, or add a column of that type."
+                ) from error
+
+
+def _fields_to(fields: list[Any], field_id: int) -> list[Any]:
+    """Return the field of this id, and before it the fields that it is in; none where there is no such field."""
+    for field in fields:
+        if field.id() == field_id:
+            return [field]
+        if inner := _fields_to(field.children(), field_id):
+            return [field, *inner]
+    return []
+
+
+def _inner_values(array: pa.Array, fields: list[Any]) -> pa.Array:
+    """Return the values of the innermost field from an array of the outermost one, of all lists that it is in."""
+    for field in fields[1:]:
+        is_struct = pa.types.is_struct(array.type)
+        array = pc.struct_field(array, field.name()) if is_struct else pc.list_flatten(array)
+    return array
+
+
+def _may_lose(source: pa.DataType, target: pa.DataType) -> bool:
+    """Return whether Lance's cast may lose a value. It checks integers itself, and casts text to text alone."""
+    if is_same_type(source, target) or isinstance(target, pa.BaseExtensionType):
+        return False
+    return not any(is_kind(source) for is_kind in (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string))

@@ -23,9 +23,9 @@ from tiltyard.column_refresh.fragment_files import (
 from tiltyard.column_refresh.freshness import ComputedColumn
 from tiltyard.column_refresh.refresh import ColumnRefresh
 from tiltyard.model.branches import Branch
-from tiltyard.model.column_lineage import ColumnOrigin, sql_inputs
 from tiltyard.model.columns.blob_columns import has_blobs
 from tiltyard.model.columns.computed_columns import ExpressionDeclaration, input_columns, read_declaration
+from tiltyard.model.columns.lineage import ColumnOrigin, sql_inputs
 from tiltyard.model.jobs import Job, JobCanceledError, job
 from tiltyard.model.lineage import CommitLineage, JobLineage, LineageSource
 from tiltyard.model.schemas.nested_types import cast_array

@@ -27,6 +27,11 @@ def path_names(path: str) -> tuple[str, ...]:
     return tuple((name[1:-1].replace("``", "`") if name.startswith("`") else name) for name in re.findall(_NAME, path))
 
 
+def fold_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of a path case-folded: Lance compares names without case."""
+    return tuple(name.casefold() for name in names)
+
+
 def find_field(dataset: lance.LanceDataset, path: str) -> Any:  # pylance's stubs of LanceField lack half of it
     """Return the LanceField at a path. Raises TableColumnNotFoundError, which lists the table's columns."""
     field = dataset.lance_schema.field(path)

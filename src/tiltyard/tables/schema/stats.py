@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tiltyard.access.needs import on_table
 from tiltyard.model.branches import Branch
 from tiltyard.model.operations import operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.opening import open_for_reading

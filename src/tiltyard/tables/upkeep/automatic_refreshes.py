@@ -36,9 +36,9 @@ from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.schema.column_refreshers import find_refreshers
 from tiltyard.tables.schema.computed_columns import BACKFILL
 from tiltyard.tables.schema.expression_refresh import REFRESH_COLUMN
-from tiltyard.tables.schema.select_views import REFRESH_SELECT
-from tiltyard.tables.schema.view_sources import find_definer, source_names
-from tiltyard.tables.schema.views import REFRESH
+from tiltyard.tables.views.materialized_views import REFRESH
+from tiltyard.tables.views.select_views import REFRESH_SELECT
+from tiltyard.tables.views.view_sources import find_definer, source_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, MutableMapping

@@ -20,8 +20,9 @@ from tiltyard.access.needs import on_table
 from tiltyard.config import DAY_MS
 from tiltyard.model.branches import MAIN
 from tiltyard.model.jobs import Job, job
+from tiltyard.model.modes import ProtectionKind
 from tiltyard.model.operations import operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifests.manifest_format import is_detached, versions_folder
@@ -62,7 +63,7 @@ LANCE_SAFETY_MS = 7 * DAY_MS
 CLOCK_SKEW_MS = 10 * 60 * 1000
 """By how much the clocks of storage and catalog may differ; object stores date files by the second, besides."""
 
-_COLLECTED_KINDS = (FileKind.DATA, FileKind.DELETION, FileKind.INDEX, FileKind.TRANSACTION)
+COLLECTED_KINDS = (FileKind.DATA, FileKind.DELETION, FileKind.INDEX, FileKind.TRANSACTION)
 """The kinds of files that are garbage where no version refers to them."""
 _MAX_LISTED = 1000
 _FINALIZE_SECONDS, _MAX_PAUSE_SECONDS = 10.0, 0.05
@@ -167,9 +168,11 @@ def collect(
     Raises what opening a table raises, ConcurrentModificationError (versions that cannot be finalized are in the way:
     repair the table).
     """
-    if not options.dry_run:
-        _finalize_all(ctx, table)
     collection = Collection()
+    if collection.must_stop(hold_reason(ctx, table)):
+        return collection
+    if not options.dry_run:
+        finalize_all(ctx, table)
     branches = open_branches(ctx, table.location)
     if collection.must_stop(_missing_version(ctx, table, branches)):
         return collection
@@ -183,7 +186,7 @@ def collect(
     staged = stale_staged(ctx, table, old)
     _remove_files(ctx, table, staged, options, collection, progress)
     if not options.dry_run:
-        _finalize_all(ctx, table)
+        finalize_all(ctx, table)
         branches = open_branches(ctx, table.location)
     units = referenced_units(ctx, table.location, branches, tracked_units(table.location, branches))
     unknown = unknown_manifests(files, units, branches) if not collection.versions else []
@@ -193,7 +196,7 @@ def collect(
     unreferenced = [
         file
         for file in old
-        if file.kind in _COLLECTED_KINDS and file.unit not in units and file.entry.path not in collected
+        if file.kind in COLLECTED_KINDS and file.unit not in units and file.entry.path not in collected
     ]
     _remove_files(ctx, table, unreferenced, options, collection, progress)
     return collection
@@ -212,6 +215,12 @@ def _missing_version(ctx: Context, table: TableRecord, branches: Mapping[Branch,
             of_branch = "" if branch.is_main else f" of the branch {branch.name}"
             return f"Version {latest.version}{of_branch} is recorded, and its manifest is gone: repair the table."
     return ""
+
+
+def hold_reason(ctx: Context, table: TableRecord) -> str:
+    """Return why nothing of a table may be removed; "" if it is under no legal hold."""
+    held = ctx.store.find_table_protection(table.id, ProtectionKind.HOLD)
+    return "" if held is None else f"It is under a legal hold, set by {held.set_by}."
 
 
 def _unknown_reason(unknown: Sequence[str]) -> str:
@@ -247,7 +256,7 @@ def stale_staged(ctx: Context, table: TableRecord, old: Sequence[TableFile]) -> 
     ]
 
 
-def _finalize_all(ctx: Context, table: TableRecord) -> None:
+def finalize_all(ctx: Context, table: TableRecord) -> None:
     """Finalize pending versions: their files are no garbage. Raises ConcurrentModificationError if that fails.
 
     For versions that other processes commit just now, it is tried again for _FINALIZE_SECONDS.
@@ -275,6 +284,8 @@ def _remove_files(
     progress: Callable[[int], None],
 ) -> None:
     for start in range(0, len(files), _DELETE_BATCH):
+        if collection.must_stop(hold_reason(ctx, table)):  # set meanwhile
+            return
         batch = files[start : start + _DELETE_BATCH]
         if not options.dry_run:
             progress(len(collection.garbage))
@@ -335,6 +346,8 @@ def _remove_deleted_versions(
     if not expired_versions(ctx, table, branches, now):
         return
     with hold_removal_turn(ctx, table.location, removes=True):
+        if collection.must_stop(hold_reason(ctx, table)):
+            return
         for branch, versions in expired_versions(ctx, table, branches, now).items():
             paths = [version.path(branch) for version in versions]
             sizes = [stat.size if (stat := ctx.storage.stat(table.location, path)) else 0 for path in paths]
@@ -348,6 +361,8 @@ def _remove_deleted_versions(
 
 def _reason_to_keep(ctx: Context, table: TableRecord, now: int, cutoff: int) -> str:
     """Return why old versions of a table cannot be cleaned up; "" if they can."""
+    if reason := hold_reason(ctx, table):
+        return reason
     if ctx.store.clone_locations(table.location):
         return "shallow clones use their files."
     with lance_errors():

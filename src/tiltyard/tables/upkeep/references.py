@@ -18,7 +18,7 @@ from tiltyard.storage.manifests.manifest_format import FINAL_NAME, versions_fold
 from tiltyard.storage.reference_files import list_references
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import lance
 
@@ -181,6 +181,21 @@ def _add_tracked(units: set[str], dataset: lance.LanceDataset, location: str, br
             else:
                 elsewhere.add(f"{base.removeprefix('file://').rstrip('/')}/{path}")
     return elsewhere
+
+
+def units_of_versions(
+    location: str, branches: dict[Branch, lance.LanceDataset], is_kept: Callable[[Branch, int], bool]
+) -> tuple[set[str], set[str]]:
+    """Return the units in a table's folder that its kept versions refer to, and those that its other versions do."""
+    kept, others, names = set[str](), set[str](), _without_main(branches)
+    for branch, dataset in branches.items():
+        with lance_errors(dataset):
+            for batch in dataset.tracked_files():
+                columns = (batch.column(name).to_pylist() for name in ("version", "base_uri", "path"))
+                for version, base, path in zip(*columns, strict=True):
+                    if (prefix := _prefix_below(base, location)) is not None:
+                        (kept if is_kept(branch, version) else others).add(unit_of(prefix + path, names))
+    return kept, others
 
 
 def _distinct_files(dataset: lance.LanceDataset) -> Iterator[tuple[str, str]]:

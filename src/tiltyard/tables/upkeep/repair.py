@@ -1,27 +1,29 @@
-"""Repair a table: find what bypassed the server or was left unfinished, and correct it where that is safe."""
+"""Repair a table: find what bypassed the server or was left unfinished, and correct it where that is safe.
+
+So are files that a full disk has left broken on a disk, and versions that name some. Since commits check what they
+bring (docs/architecture.md, Durability), no new version names such a file. Tables of earlier releases may have
+some, and tables that others commit to without this catalog.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
-from lance_namespace.errors import LanceNamespaceError
+from lance_namespace.errors import InvalidInputError, LanceNamespaceError
 
 from tiltyard.access.needs import on_table
-from tiltyard.model.branches import Branch
+from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.operations import operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
+from tiltyard.runtime.durability import MISSING, describe_fault
 from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.locations import is_local
 from tiltyard.tables.commits.finalizing import finalize, stat_final_manifest
 from tiltyard.tables.opening import find_table, finish_direct_commit
-from tiltyard.tables.upkeep.broken_files import (
-    branches_by_file,
-    find_broken_manifests,
-    find_broken_references,
-    find_broken_versions,
-)
 from tiltyard.tables.upkeep.garbage import cutoff_of, stale_staged
 from tiltyard.tables.upkeep.references import FileKind, TableFile, open_branches, table_files, tracked_units
 from tiltyard.tables.versions.records import (
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
     from tiltyard.store import TableRecord, VersionRecord
+
 
 SETTLED_MS = 60 * 60 * 1000
 """A branch is created in several steps: its records are checked only once they are this old."""
@@ -78,8 +81,11 @@ def repair(ctx: Context, table: TableRecord, *, dry_run: bool, restore: bool = F
 
     What takes something from the table, because it is broken, is only done with `restore`.
     Where storage has no version at all, as while a disk is not mounted or a copy is not complete, the records stay.
+    Raises PermissionDeniedError for one under a legal hold, but for a dry run.
     """
     storage = ctx.storage
+    if not dry_run:
+        ctx.store.refuse_under_hold(table.id, "What is broken of this table")
     if storage.is_empty(table.location):
         return [] if table.declared else [Damage("missing folder", f"There is nothing at {table.location}.")]
     findings = list(_repair_pending(ctx, table, dry_run))
@@ -265,3 +271,81 @@ def _version_list(versions: Iterator[int]) -> str:
     numbers = sorted(versions)
     listed = ", ".join(map(str, numbers[:_MAX_LISTED]))
     return f"Versions {listed}" + (f" and {len(numbers) - _MAX_LISTED} more" if len(numbers) > _MAX_LISTED else "")
+
+
+_REFERENCES = ("tags", "branches")
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenReference:
+    """The file of a tag or a branch that is not whole: none of the table's tags, or branches, can be read."""
+
+    location: str
+    kind: str
+    name: str
+
+
+@dataclass(slots=True)
+class BrokenVersions:
+    """Versions of a branch that name files which are not whole, and the last one that names none."""
+
+    files: dict[str, str] = field(default_factory=dict)
+    """Their locations, and what is wrong with each."""
+    versions: list[int] = field(default_factory=list)
+    last_whole: int | None = None
+    latest: int = 0
+
+
+def find_broken_references(ctx: Context, location: str) -> Iterator[BrokenReference]:
+    """Iterate over the files of tags and branches that are not whole."""
+    if not is_local(location):
+        return
+    files = ctx.storage.files(location)
+    for folder in _REFERENCES:
+        for name in files.list_names(f"{location}/_refs/{folder}"):
+            file = f"{location}/_refs/{folder}/{name}"
+            if name.endswith(".json") and describe_fault(file) is not None:
+                yield BrokenReference(file, "tag" if folder == "tags" else "branch", unquote(name[: -len(".json")]))
+
+
+def branches_by_file(ctx: Context, location: str) -> list[Branch]:
+    """Return main, and all branches that have a file, without opening the table."""
+    names = ctx.storage.files(location).list_names(f"{location}/_refs/branches")
+    return [MAIN, *(Branch(unquote(name[: -len(".json")])) for name in sorted(names) if name.endswith(".json"))]
+
+
+def find_broken_manifests(ctx: Context, table: TableRecord, branch: Branch) -> dict[int, str]:
+    """Return the locations of the manifests of a branch that are not whole, by version; they are final ones."""
+    if not is_local(table.location):
+        return {}
+    stored = stored_versions(ctx, table, branch)
+    locations = {version: f"{table.location}/{each.path(branch)}" for version, each in stored.items()}
+    with lance_errors(table.location):
+        return {version: place for version, place in locations.items() if describe_fault(place) is not None}
+
+
+def find_broken_versions(ctx: Context, table: TableRecord, branch: Branch) -> BrokenVersions:
+    """Check the files of all versions of a branch, but for missing ones. Raises ServiceUnavailableError.
+
+    Each file is looked at where it is new; a version's own names are only compared once a file has turned out broken.
+    """
+    found, manifests = BrokenVersions(), ctx.storage.manifests
+    if not is_local(table.location):
+        return found
+    for version in sorted(stored_versions(ctx, table, branch)):
+        found.latest = version
+        try:
+            new = manifests.version_files(table.location, branch, version)
+        except InvalidInputError:
+            found.versions.append(version)  # its manifest is damaged
+            continue
+        for file in new:
+            with lance_errors(table.location):
+                fault = describe_fault(file)
+            if fault is not None and fault != MISSING and not file.is_copy:
+                found.files[file.location] = fault
+        if found.files and not found.files.keys().isdisjoint(manifests.named_files(table.location, branch, version)):
+            found.versions.append(version)
+        else:
+            found.last_whole = version
+    return found

@@ -19,6 +19,7 @@ from tiltyard.model.jobs import Job, JobCanceledError, job
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.storage.errors import lance_errors
 from tiltyard.store.access.grants import TABLE
+from tiltyard.store.tables.erasures import ERASE
 from tiltyard.store.tables.upkeep import UPKEEP
 from tiltyard.tables.indexes.build_job import CREATE_INDEX
 from tiltyard.tables.indexes.build_process import LanceProcess
@@ -26,20 +27,20 @@ from tiltyard.tables.opening import finishing_direct_commits
 from tiltyard.tables.schema.expression_refresh import REFRESH_COLUMN
 from tiltyard.tables.upkeep.automatic_refreshes import STATE as REFRESHES
 from tiltyard.tables.upkeep.automatic_refreshes import plan_refreshes
-from tiltyard.tables.upkeep.garbage import COLLECT_TABLE_GARBAGE
+from tiltyard.tables.upkeep.garbage import CLOCK_SKEW_MS, COLLECT_TABLE_GARBAGE, Collection, CollectOptions, collect
 from tiltyard.tables.upkeep.maintainer import COMMAND, MaintenanceRequest, maintain, read_index_states
-from tiltyard.tables.upkeep.old_versions import remove_old_versions
 from tiltyard.upkeep.decision import CHANGING_JOBS, UpkeepDecision, decide_upkeep, read_state
 from tiltyard.upkeep.indexing import IndexState
 from tiltyard.upkeep.thresholds import UpkeepOptions, upkeep_options
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import lance
 
     from tiltyard.context import Context
     from tiltyard.store import TableRecord, TableUpkeep, UnitOfWork
+
 
 log = logging.getLogger("tiltyard.upkeep")
 
@@ -57,7 +58,8 @@ MAX_ROWS_HERE = 20_000
 """Rows of a table up to which it is maintained in this process: starting another one takes more time than that."""
 _BLOCKS = "_publishing-"
 """Prefix of the folders that exist while the block of a publication is open (`publishing.staged`)."""
-_CHANGING_WORK = {CREATE_INDEX, COLLECT_TABLE_GARBAGE, REFRESH_COLUMN, "optimize", *CHANGING_JOBS}
+CHANGING_WORK = frozenset({CREATE_INDEX, COLLECT_TABLE_GARBAGE, ERASE, REFRESH_COLUMN, "optimize", *CHANGING_JOBS})
+"""The kinds of work under way on a table that upkeep waits for."""
 
 
 def look_at_next_table(ctx: Context) -> bool:
@@ -153,7 +155,7 @@ def _find_work_under_way(ctx: Context, table: TableRecord) -> str:
         if record.kind == UPKEEP:
             return f"upkeep {record.id}"
         is_waiting = record.status is TransactionStatus.QUEUED and record.kind != CREATE_INDEX
-        if record.kind in _CHANGING_WORK and not is_waiting:
+        if record.kind in CHANGING_WORK and not is_waiting:
             return f"{record.kind} {record.id}"
     with lance_errors():
         folders = ctx.storage.files(table.location).list_folders(table.location)
@@ -291,3 +293,37 @@ def _clean(
     pause = min(DAY_MS, keep_ms)
     next_at = now + pause if seen.changed_at + keep_ms + 2 * pause > now else None
     return {name: str(value) for name, value in figures.items()} | notes, next_at
+
+
+def remove_old_versions(
+    ctx: Context, table: TableRecord, keep_days: float, progress: Callable[[int], None]
+) -> Collection:
+    """Collect a table's garbage with the versions of main that have not been the latest for `keep_days`.
+
+    What was the latest at any time since stays, and so does what was since the oldest unfinished job of the catalog
+    began, which may read this table, or within the memory for repeated requests. Tags keep theirs, as in every
+    collection. Raises what `collect` raises.
+    """
+    now = ctx.clock()
+    starts = [ctx.store.oldest_work(), ctx.store.oldest_unfinished_work(table.id, UPKEEP)]
+    limits = [now - int(keep_days * DAY_MS), now - ctx.settings.repeat_memory * 1000]
+    limits += [start - CLOCK_SKEW_MS for start in starts if start is not None]
+    storage = ctx.storage
+    dataset = storage.datasets.open_for_writing(table.location, storage.options(table.location))
+    with lance_errors(dataset):
+        versions: list[Any] = dataset.versions()
+    times = [int(version["timestamp"].timestamp() * 1000) for version in versions]
+    before = first_time_to_keep(times, min(limits))
+    keep_versions_days = None if before is None else max(0.0, (now - before + CLOCK_SKEW_MS) / DAY_MS)
+    return collect(ctx, table, CollectOptions(keep_versions_days=keep_versions_days), progress)
+
+
+def first_time_to_keep(times: Iterable[int], limit: int) -> int | None:
+    """Return the time (ms) before which versions may be removed that were committed at `times`, in their order.
+
+    The last one of `limit` or before was the latest at that time, so it stays, with all after it: also those that the
+    clock of their writer dates earlier. None if there is nothing to remove.
+    """
+    times = list(times)
+    last = max((index for index, time in enumerate(times) if time <= limit), default=0)
+    return min(times[last:]) if last else None

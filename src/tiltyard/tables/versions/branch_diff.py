@@ -19,7 +19,7 @@ from tiltyard.change_feed.table_history import field_ids_by_column, files_by_fie
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.columns.computed_columns import ExpressionDeclaration, FunctionDeclaration, read_declaration
 from tiltyard.model.operations import operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.opening import open_for_reading

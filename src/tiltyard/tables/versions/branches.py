@@ -16,19 +16,21 @@ from tiltyard.access.needs import on_table
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.ids import check_ref
 from tiltyard.model.operations import operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 from tiltyard.runtime.process import wall_clock
 from tiltyard.storage.errors import IncompleteFileError, lance_errors
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifests.manifest_format import FINAL_NAME, branch_file
 from tiltyard.storage.reference_files import list_references
-from tiltyard.tables.opening import open_for_reading, open_for_writing
+from tiltyard.tables.opening import open_for_reading, open_for_writing, open_to_check
 from tiltyard.tables.versions.records import delete_branch_records
 from tiltyard.tables.versions.removal_turns import confirm_reference
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
+
+    import lance
 
     from tiltyard.context import Context, OpenTable
 
@@ -112,6 +114,23 @@ def branches_of(ctx: Context, table: OpenTable) -> Mapping[str, Any]:
         return list_references(table.dataset.branches)
 
 
+def check_branches(
+    ctx: Context, table: OpenTable, columns: Iterable[str], check: Callable[[lance.LanceDataset, Branch], None]
+) -> dict[str, int]:
+    """Check all rows of the latest version of main and of each branch, which have these columns.
+
+    Return the versions that were checked by their branches, 0 for a branch that was just deleted. Raises
+    InvalidInputError for a column that a branch has not, and what `check` raises.
+    """
+    checked = {}
+    for branch in (MAIN, *map(Branch, branches_of(ctx, table))):
+        dataset = open_to_check(ctx, table.record, branch, columns)
+        if dataset is not None:
+            check(dataset, branch)
+        checked[branch.key] = 0 if dataset is None else int(dataset.version)
+    return checked
+
+
 def _contents(branch: Any) -> models.BranchContents:
     return models.BranchContents(
         parentBranch=branch["parent_branch"],
@@ -124,12 +143,16 @@ def _contents(branch: Any) -> models.BranchContents:
 
 @operation(needs=on_table(Privilege.WRITE))
 def delete_table_branch(ctx: Context, request: models.DeleteTableBranchRequest) -> models.DeleteTableBranchResponse:
-    """Delete a branch and the versions that only it has. Raises TableBranchNotFoundError, InvalidInputError (main)."""
+    """Delete a branch and the versions that only it has.
+
+    Raises TableBranchNotFoundError, InvalidInputError (main), PermissionDeniedError (a legal hold).
+    """
     if request.name == MAIN.name:
         raise InvalidInputError("The branch 'main' cannot be deleted: drop the table.")
     table = open_for_writing(ctx, request.id)
     if request.name not in branches_of(ctx, table):
         raise TableBranchNotFoundError(f"No branch '{request.name}' on this table.")
+    ctx.store.refuse_under_hold(table.record.id, f"The branch '{request.name}'")
     _delete_branch(ctx, table, Branch(request.name))
     return models.DeleteTableBranchResponse()
 

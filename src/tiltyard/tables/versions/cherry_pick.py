@@ -22,7 +22,7 @@ from tiltyard.column_refresh.freshness import TOMBSTONE
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.columns.blob_columns import has_blobs
 from tiltyard.model.operations import operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors, may_have_committed
 from tiltyard.storage.manifests.manifest_format import with_column_ids

@@ -12,7 +12,7 @@ from tiltyard.catalog.garbage import hold_folder, stage_folder
 from tiltyard.catalog.mounts.tables import declare, withdrawing
 from tiltyard.context import Context
 from tiltyard.model.branches import MAIN
-from tiltyard.model.column_lineage import WHOLE_COPY
+from tiltyard.model.columns.lineage import WHOLE_COPY
 from tiltyard.model.ids import Id, table_id
 from tiltyard.model.lineage import CommitLineage, LineageSource
 from tiltyard.model.operations import operation

@@ -63,7 +63,11 @@ def exclude_tagged(ctx: Context, record: TableRecord, branch: Branch, ranges: It
 def delete_versions(
     catalog: UnitOfWork, table_id: int, branch: Branch, ranges: list[Range], stored: Iterable[int]
 ) -> int:
-    """Mark versions as deleted and delete their records; return how many of them were `stored` or recorded."""
+    """Mark versions as deleted and delete their records; return how many of them were `stored` or recorded.
+
+    Raises PermissionDeniedError where the table is under a legal hold.
+    """
+    catalog.refuse_under_hold(table_id, "Versions of this table")
     recorded = catalog.recorded_versions(table_id, branch.key, ranges)
     catalog.delete_versions(table_id, branch.key, ranges)
     added = catalog.add_deleted_versions(table_id, branch.key, ranges)

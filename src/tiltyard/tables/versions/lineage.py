@@ -25,13 +25,12 @@ from tiltyard.model.ids import Id, table_id
 from tiltyard.model.lineage import DEFAULT_DEPTH, MAX_NAME, CommitLineage, LineageSource, strip_credentials
 from tiltyard.model.modes import parse_mode
 from tiltyard.model.operations import Needs, operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.store.tables.lineage import LineageRecord
 from tiltyard.tables.opening import check_version_number, open_for_reading
-from tiltyard.tables.versions.column_graph import ColumnGraph
-from tiltyard.tables.versions.lineage_graph import Direction, GraphNode, can_use
+from tiltyard.tables.versions.lineage_graph import ColumnGraph, Direction, GraphNode, can_use
 
 if TYPE_CHECKING:
     from tiltyard.context import Context
@@ -69,11 +68,13 @@ def add_commit(
     """Add a commit to the index; return whether it is new. `replaces` says that no row of earlier versions is left."""
     source_ids = tuple(_find_source(ctx, source) for source in lineage.sources)
     principal = _principal_of(ctx, lineage.job)
-    return ctx.store.add_lineage(
+    is_new = ctx.store.add_lineage(
         LineageRecord.of(
             lineage, record.id, branch.key, version, replaces=replaces, source_ids=source_ids, principal=principal
         )
     )
+    ctx.rights_cache.refresh_next()  # columns inherit by it what policies mask
+    return is_new
 
 
 def _find_source(ctx: Context, source: LineageSource) -> int | None:

@@ -8,16 +8,15 @@ again. `models/collection.pml` has the orders in which this can go.
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from lance_namespace.errors import TableVersionNotFoundError
 
-from tiltyard.runtime.lease import LEASE_MS, Lease
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locks import TooBusyError
+from tiltyard.tables.turns import hold_turn, wait_until
 from tiltyard.tables.versions.records import find_scheme
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ OLD_VERSIONS = "#old-versions"
 """The turn's name, beside those of branches, of which none can have it."""
 _REMOVAL = "removal "
 """How the holder of a turn that removes versions begins."""
-_PAUSE_SECONDS = 0.05
 
 
 @contextmanager
@@ -46,16 +44,8 @@ def hold_removal_turn(ctx: Context, location: str, *, removes: bool = False) -> 
         yield
         return
     holder = f"{_REMOVAL if removes else 'clone '}{uuid4().hex}"
-
-    def claim() -> bool:
-        return ctx.store.claim_turn(table.id, OLD_VERSIONS, holder, LEASE_MS) is not None
-
-    _wait_until(ctx, claim)
-    try:
-        with Lease(f"the old versions of {table.name}", claim, report=ctx.services.outage_log.report):
-            yield
-    finally:
-        ctx.store.end_turn(table.id, OLD_VERSIONS, holder)
+    with hold_turn(ctx, table, OLD_VERSIONS, holder, "the old versions"):
+        yield
 
 
 def confirm_reference(
@@ -67,7 +57,7 @@ def confirm_reference(
     longer than the setting `conflict_timeout`.
     """
     try:
-        _wait_until(ctx, lambda: not _is_removing(ctx, table))
+        wait_until(ctx, lambda: not _is_removing(ctx, table))
     except TooBusyError:
         undo()
         raise
@@ -81,12 +71,3 @@ def confirm_reference(
 def _is_removing(ctx: Context, table: TableRecord) -> bool:
     holder = ctx.store.turn_holder(table.id, OLD_VERSIONS)
     return holder is not None and holder.startswith(_REMOVAL)
-
-
-def _wait_until(ctx: Context, is_so: Callable[[], bool]) -> None:
-    """Wait until something is so. Raises TooBusyError after the setting `conflict_timeout`."""
-    deadline = time.monotonic() + ctx.settings.conflict_timeout
-    while not is_so():
-        if time.monotonic() > deadline:
-            raise TooBusyError
-        time.sleep(_PAUSE_SECONDS)

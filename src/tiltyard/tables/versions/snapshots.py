@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -26,13 +27,12 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.access.authorization import authorize_table, caller_rights, is_administrator
+from tiltyard.access.authorization import are_allowed_outside, authorize_table, caller_rights, is_administrator
 from tiltyard.model.branches import MAIN
 from tiltyard.model.ids import Id, check_ref, table_id
 from tiltyard.model.operations import Needs, operation
-from tiltyard.model.privileges import Privilege, privilege_names
+from tiltyard.model.principals import Privilege, privilege_names
 from tiltyard.model.spec import models
-from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifests.manifest_format import tag_file
 from tiltyard.storage.reference_files import list_references
@@ -86,14 +86,18 @@ def _is_visible(ctx: Context, record: SnapshotRecord) -> bool:
 
     A snapshot with a table that was dropped is seen by its creator alone.
     """
-    if is_administrator(ctx):
+    if is_administrator(ctx) and ctx.services.decisions is None:
         return True
-    rights, tables = caller_rights(ctx), _tables(ctx, record)
-    if len(tables) < len(record.members) and record.created_by != ctx.principal.name:
-        return False
-    return all(
-        rights.allow(table, Privilege.USE.value) and rights.effective_policy(table.id) is None for table in tables
-    )
+    tables = _tables(ctx, record)
+    if not is_administrator(ctx):
+        rights = caller_rights(ctx)
+        if len(tables) < len(record.members) and record.created_by != ctx.principal.name:
+            return False
+        if not all(
+            rights.allow(table, Privilege.USE.value) and rights.effective_policy(table.id) is None for table in tables
+        ):
+            return False
+    return all(are_allowed_outside(ctx, TABLE, [table.id for table in tables]))
 
 
 CREATE_SNAPSHOT = Needs("`write` on each table", _authorize_new)
@@ -127,11 +131,8 @@ def create_snapshot(ctx: Context, request: models.CreateSnapshotRequest) -> mode
     if not ctx.store.begin_snapshot(name, token, ctx.principal.name, members):
         raise _exists(name)
     try:
-        reach(Point.BEFORE_TAGS)
         for path, member in zip(paths, members, strict=True):
             _create_tag(ctx, ctx.find_table(path), name, member.version)
-            reach(Point.BETWEEN_TAGS)
-        reach(Point.AFTER_TAGS)
         if not ctx.store.complete_snapshot(name, token):
             raise _overtaken(name)
     except LanceNamespaceError:
@@ -164,8 +165,9 @@ def list_snapshots(ctx: Context, request: models.ListSnapshotsRequest) -> models
         "snapshots",
         request.page_token,
         request.limit,
-        lambda after, count: _visible_snapshots(ctx, after, count),
+        ctx.store.list_snapshots,
         lambda record: record.name,
+        is_listed=partial(_is_visible, ctx),
     )
     return models.ListSnapshotsResponse(snapshots=[_entry(ctx, record) for record in records], page_token=token)
 
@@ -176,15 +178,20 @@ def drop_snapshot(ctx: Context, request: models.DropSnapshotRequest) -> models.D
 
     Raises TableTagNotFoundError, ConcurrentModificationError.
     """
-    record, token = ctx.store.find_snapshot(request.name), uuid4().hex
-    if record is None or not ctx.store.begin_snapshot_drop(request.name, token):
+    record = ctx.store.find_snapshot(request.name)
+    if record is None:
         raise _not_found(request.name)
-    reach(Point.BEFORE_TAGS)
-    _drop_tags(ctx, record)
-    reach(Point.AFTER_TAGS)
-    if not ctx.store.drop_snapshot(request.name, token) and ctx.store.find_snapshot(request.name) is not None:
-        raise _overtaken(request.name)
+    drop_snapshot_record(ctx, record, uuid4().hex)
     return models.DropSnapshotResponse()
+
+
+def drop_snapshot_record(ctx: Context, record: SnapshotRecord, token: str) -> None:
+    """Drop a snapshot with its tags; `token` is of this call alone. Raises as `drop_snapshot` does."""
+    if not ctx.store.begin_snapshot_drop(record.name, token):
+        raise _not_found(record.name)
+    _drop_tags(ctx, record)
+    if not ctx.store.drop_snapshot(record.name, token) and ctx.store.find_snapshot(record.name) is not None:
+        raise _overtaken(record.name)
 
 
 def sweep_snapshots(ctx: Context) -> int:
@@ -310,7 +317,6 @@ def _drop_tags(ctx: Context, record: SnapshotRecord) -> None:
             removing = ctx.storage.changing_reference(table.location, tag_file(record.name))
             with suppress(TableTagNotFoundError), removing, lance_errors(dataset):
                 dataset.tags.delete(record.name)
-            reach(Point.BETWEEN_TAGS)
 
 
 # Reading
@@ -346,17 +352,6 @@ def _entry(ctx: Context, record: SnapshotRecord) -> models.SnapshotEntry:
     return models.SnapshotEntry(
         name=record.name, tables=tables, created_at_millis=record.created_at, created_by=record.created_by
     )
-
-
-def _visible_snapshots(ctx: Context, after: str | None, count: int) -> list[SnapshotRecord]:
-    records: list[SnapshotRecord] = []
-    while len(records) < count:
-        page = ctx.store.list_snapshots(after, _PAGE)
-        records += [record for record in page if _is_visible(ctx, record)]
-        if len(page) < _PAGE:
-            break
-        after = page[-1].name
-    return records[:count]
 
 
 def _not_found(name: str) -> TableTagNotFoundError:

@@ -18,7 +18,7 @@ from tiltyard.access.needs import on_table
 from tiltyard.model.branches import Branch
 from tiltyard.model.ids import check_ref
 from tiltyard.model.operations import operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 from tiltyard.runtime.pool import start_thread
 from tiltyard.storage.errors import lance_errors

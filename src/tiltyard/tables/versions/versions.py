@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -16,20 +17,21 @@ from lance_namespace.errors import (
 from msgspec import structs
 
 from tiltyard.access.needs import on_table
+from tiltyard.change_feed.version_change import ChangedVersion, RowCounts
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import CommitStep, operation
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 from tiltyard.runtime.pool import run_together
 from tiltyard.storage.caches.version_cache import VersionInfo, version_info
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifests.manifest_format import NamingScheme, manifest_name, versions_folder
+from tiltyard.tables.classification.followed_columns import follow_columns
 from tiltyard.tables.commits.finalizing import finalize_pending, is_final
 from tiltyard.tables.opening import check_version_number, find_table, open_for_reading
 from tiltyard.tables.rows.conflict_retry import commit_with_retry
-from tiltyard.tables.versions.changes import MAX_CHANGES, load_changes
 from tiltyard.tables.versions.deleted_versions import check_not_deleted, deletion_test
 from tiltyard.tables.versions.records import listed_manifests, wire_version
 
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from tiltyard.tables.commits.recovery import RecoveredCommit
 
     Read = Callable[[], VersionInfo]
+
 
 _MAX_SINGLE_READS = 16
 """Up to so many versions are read one by one; more of them cost less in one read."""
@@ -398,4 +401,44 @@ def restore_table(ctx: Context, request: models.RestoreTableRequest) -> models.R
         dataset.checkout_version((branch.lance_name, request.version)).restore()  # type: ignore[no-untyped-call]  # pylance's
 
     commit_with_retry(ctx, request.id, branch, change)
+    if branch.is_main:
+        opened = open_for_reading(ctx, request.id)
+        follow_columns(ctx, opened.record, opened.dataset)
     return models.RestoreTableResponse()
+
+
+MAX_CHANGES = 100
+"""Versions of a page that says what each of them did."""
+_READERS = 16
+"""Transactions on an object store that are read at the same time."""
+
+
+def load_changes(
+    ctx: Context, dataset: lance.LanceDataset, location: str, branch: Branch, versions: Sequence[models.TableVersion]
+) -> None:
+    """Add to the metadata of versions what each of them did (`VersionChange.texts`); one without the version before it
+    among them says no more than its own transaction does.
+
+    `dataset` is of any version of the branch. Raises what `lance_errors` raises.
+    """
+    counts = {version.version: _row_counts(version) for version in versions}
+
+    def load(version: models.TableVersion) -> None:
+        ctx.check_deadline()
+        number = version.version
+        before = counts.get(number - 1)
+
+        def read() -> VersionInfo:
+            with lance_errors(dataset):
+                changed = ChangedVersion(copy(dataset), branch.lance_name, number, counts[number], before)
+                return VersionInfo(version.timestamp_millis or 0, changed.describe().texts())
+
+        key = (location, f"{version.manifest_path} after {before}", version.e_tag)
+        version.metadata = (version.metadata or {}) | version_info(key, read).metadata
+
+    run_together(load, versions, 1 if is_local(location) else _READERS)
+
+
+def _row_counts(version: models.TableVersion) -> RowCounts:
+    metadata = version.metadata or {}
+    return RowCounts(int(metadata.get("total_rows", 0)), int(metadata.get("total_fragments", 0)))

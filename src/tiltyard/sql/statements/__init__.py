@@ -1,0 +1,1 @@
+"""Statements before they are planned: checked, their arithmetic made exact, those on materialized views parsed."""

@@ -1,0 +1,2 @@
+-- SQLite keeps the versions of tables in the order of their key from here on (`schema.keep_versions_by_key`): a row has the
+-- bytes that it needs. Behind an id of SQLite's own, a page that a manifest had filled stayed as large once it was dropped.

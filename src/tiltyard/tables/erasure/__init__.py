@@ -1,0 +1,1 @@
+"""Erasure: rows leave every version, branch, tag, snapshot, clone, index and dropped copy of a table, with a report."""

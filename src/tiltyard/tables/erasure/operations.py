@@ -1,0 +1,135 @@
+"""EraseFromTable, ListErasures and DescribeErasure: request an erasure of rows, and read its signed report."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
+
+from tiltyard.access.authorization import caller_rights
+from tiltyard.access.needs import ANY_CALLER, on_table
+from tiltyard.model.ids import table_id
+from tiltyard.model.operations import Needs, operation
+from tiltyard.model.spec import models
+from tiltyard.model.views.plain_views import refuse_view
+from tiltyard.storage.errors import lance_errors
+from tiltyard.store.tables.erasures import ERASE, erasure_not_found
+from tiltyard.tables.erasure.plan import Plan
+from tiltyard.tables.erasure.report import is_signed
+from tiltyard.tables.erasure.rows import check_value_columns
+from tiltyard.tables.erasure.scope import PRIVILEGES, check_rights, find_scope, refuse_protected
+from tiltyard.tables.opening import open_for_reading
+from tiltyard.tables.rows.update_delete import check_predicate
+
+if TYPE_CHECKING:
+    from tiltyard.context import Context
+    from tiltyard.store import Erasure, UnitOfWork
+
+MAX_VALUE_COLUMNS = 100
+"""Columns of which an erasure searches for values."""
+MAX_REFERENCE_CHARACTERS = 500
+"""The longest reference of an erasure, as the number of a request."""
+RUNNING = "running"
+"""What an erasure is called that has no outcome yet."""
+
+
+@operation(needs=on_table(PRIVILEGES))
+def erase_from_table(ctx: Context, request: models.EraseFromTableRequest) -> models.EraseFromTableResponse:
+    """Queue the erasure of the rows that match: from all versions, branches and indexes of the table, from its shallow
+    clones, and from dropped tables of its name. Its report is what DescribeErasure returns.
+
+    `values_of` are columns whose values in these rows are searched for in all files in the end. With `end_protected`,
+    tags and snapshots of versions that have the rows end, too; without, they are named and nothing is changed.
+    Raises NamespaceNotFoundError, TableNotFoundError, TableColumnNotFoundError, InvalidInputError,
+    InvalidTableStateError, PermissionDeniedError (a legal hold), UnsupportedOperationError (below a mount),
+    RunKeyTakenError (an erasure of this table is not finished).
+    """
+    path = table_id(request.id)
+    if ctx.services.mounts.find(path) is not None:
+        raise UnsupportedOperationError(f"{path} is below a mount: the other catalog has its versions.")
+    predicate, reference = check_predicate(request.predicate), (request.reference or "").strip()
+    if len(reference) > MAX_REFERENCE_CHARACTERS:
+        raise InvalidInputError(f"A reference has {MAX_REFERENCE_CHARACTERS} characters at most.")
+    if len(request.values_of or ()) > MAX_VALUE_COLUMNS:
+        raise InvalidInputError(f"values_of names {MAX_VALUE_COLUMNS} columns at most.")
+    table = open_for_reading(ctx, request.id)
+    refuse_view(table.record.properties)
+    columns = check_value_columns(table.dataset.schema, request.values_of or ())
+    with lance_errors(table.dataset):
+        table.dataset.count_rows(predicate)
+    scope = find_scope(ctx, table.record, path, predicate)
+    check_rights(ctx, scope)
+    refuse_protected(ctx, scope, predicate, end_protected=bool(request.end_protected))
+    plan = Plan(predicate, columns, bool(request.end_protected)).to_json()
+    record, principal = table.record, ctx.principal.name
+
+    def work(catalog: UnitOfWork) -> models.EraseFromTableResponse:
+        queued = catalog.create_transaction(
+            ERASE, record.id, {}, {"table": str(path)}, requested_by=principal, run_key=f"{ERASE} {record.id}"
+        )
+        catalog.add_erasure(queued.id, record.id, record.namespace_id, path, reference, principal, plan)
+        return models.EraseFromTableResponse(erasure_id=queued.id, transaction_id=queued.id)
+
+    return ctx.transact(work)
+
+
+def _is_visible(ctx: Context, erasure: Erasure) -> bool:
+    """Return whether the caller has asked for an erasure, or may erase from its table."""
+    if ctx.principal.administrator or erasure.requested_by == ctx.principal.name:
+        return True
+    bits = caller_rights(ctx).on_table(erasure.table_id, erasure.namespace_id)
+    return bits & PRIVILEGES.value == PRIVILEGES.value
+
+
+def _describe(ctx: Context, request: Any) -> Context:
+    if not _is_visible(ctx, ctx.store.find_erasure(request.erasure_id)):
+        raise erasure_not_found(request.erasure_id)
+    return ctx
+
+
+DESCRIBE_ERASURE = Needs("nothing for the caller's own; else what EraseFromTable needs on the table", _describe)
+
+
+@operation(needs=ANY_CALLER, changes=False)
+def list_erasures(ctx: Context, request: models.ListErasuresRequest) -> models.ListErasuresResponse:
+    """List erasures, newest first: the caller's own, and those of tables from which it may erase.
+
+    Raises InvalidInputError.
+    """
+    records, token = ctx.paging.fetch_page(
+        "erasures",
+        request.page_token,
+        request.limit,
+        ctx.store.list_erasures,
+        lambda each: (each.requested_at, each.id),
+        is_listed=partial(_is_visible, ctx),
+    )
+    return models.ListErasuresResponse(erasures=[_to_entry(each) for each in records], page_token=token)
+
+
+@operation(needs=DESCRIBE_ERASURE, changes=False)
+def describe_erasure(ctx: Context, request: models.DescribeErasureRequest) -> models.DescribeErasureResponse:
+    """Return an erasure with its report, a JSON text, and whether that is as it was signed.
+
+    Raises TransactionNotFoundError.
+    """
+    erasure = ctx.store.find_erasure(request.erasure_id)
+    return models.DescribeErasureResponse(
+        erasure=_to_entry(erasure),
+        report=erasure.report or None,
+        signature=erasure.signature or None,
+        signature_is_valid=is_signed(ctx, erasure) if erasure.report else None,
+    )
+
+
+def _to_entry(erasure: Erasure) -> models.ErasureEntry:
+    return models.ErasureEntry(
+        id=erasure.id,
+        table=list(erasure.path),
+        reference=erasure.reference or None,
+        outcome=erasure.outcome or RUNNING,
+        requested_by=erasure.requested_by,
+        requested_at_millis=erasure.requested_at,
+        ended_at_millis=erasure.ended_at,
+    )

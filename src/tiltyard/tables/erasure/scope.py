@@ -1,0 +1,368 @@
+"""What an erasure reaches: the table, clones and tables made from it, dropped tables, what refers to old versions.
+
+What protects any of it is found before anything is changed: legal holds, tags and snapshots of versions that have the
+rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import (
+    InvalidInputError,
+    LanceNamespaceError,
+    NamespaceNotFoundError,
+    PermissionDeniedError,
+    TableNotFoundError,
+)
+
+from tiltyard.access.authorization import (
+    authorize_record,
+    authorize_table,
+    caller_rights,
+    missing_privileges,
+    require_decision,
+)
+from tiltyard.model.branches import MAIN, Branch
+from tiltyard.model.columns.lineage import Derivation, inputs_of, sql_inputs
+from tiltyard.model.ids import Id
+from tiltyard.model.principals import Privilege
+from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.reference_files import list_references
+from tiltyard.store.access.grants import TABLE
+from tiltyard.store.repository import display_path
+from tiltyard.tables.upkeep.references import open_branches
+from tiltyard.tables.versions.records import stored_versions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import lance
+
+    from tiltyard.context import Context
+    from tiltyard.store import RemovedTable, TableRecord
+    from tiltyard.store.tables.lineage import LineageRecord
+
+PRIVILEGES = Privilege.READ | Privilege.WRITE | Privilege.ALTER | Privilege.DROP
+"""What an erasure needs on each table that it changes: it deletes rows, rewrites files, and ends versions for good."""
+MAX_DOWNSTREAM = 1_000
+"""Tables that lineage is followed through from one erasure."""
+_COMMITS = 200
+"""Commits of lineage that are read of one table."""
+_PAGE = 500
+
+
+class ScopeKind(StrEnum):
+    """What a table is to an erasure."""
+
+    OWN = "table"
+    CLONE = "clone"
+    """A shallow clone, which uses files of another one."""
+    DERIVED = "derived"
+    """Made from another one alone, with the columns of the condition as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What is erased from: tables, clones before what they were cloned from, and dropped tables that have the rows.
+
+    `kinds` says what each table is, by its id. `derived` are names of tables that lineage says were made from these,
+    and that are not erased from: what the condition is there is not known.
+    """
+
+    tables: tuple[TableRecord, ...]
+    kinds: Mapping[int, ScopeKind]
+    dropped: tuple[RemovedTable, ...]
+    derived: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A tag of a version that has the rows, or had them before; `is_snapshot` says that it is a snapshot's."""
+
+    tag: str
+    branch: Branch
+    version: int
+    is_snapshot: bool
+
+
+def find_scope(ctx: Context, table: TableRecord, path: Sequence[str], predicate: str) -> Scope:
+    """Return what an erasure from a table reaches. Reads what dropped tables have. Raises ServiceUnavailableError."""
+    records, kinds, waiting = {table.id: table}, {table.id: ScopeKind.OWN}, [table]
+    others, locations = set[int](), set[str]()
+    while waiting:
+        each = waiting.pop()
+        new = [(clone, ScopeKind.CLONE) for clone in _clones_of(ctx, each, locations)]
+        for number in _made_from(ctx, each.id):
+            found = _find_table(ctx, number)
+            if found is None or not _keeps_columns(ctx, each, number, predicate):
+                others.add(number)
+            else:
+                new.append((found, ScopeKind.DERIVED))
+        for table_, kind in new:
+            if table_.id not in records and len(records) < MAX_DOWNSTREAM:
+                records[table_.id], kinds[table_.id] = table_, kind
+                waiting.append(table_)
+    ids = (others | _find_derived(ctx, sorted(others))) - records.keys()
+    dropped = [
+        each
+        for each in _removed_tables(ctx)
+        if (*each.namespace, each.name) == tuple(path) or each.location in locations or each.id in ids
+    ]
+    dropped = [each for each in dropped if has_rows(ctx, each.location, predicate)]
+    derived = [name_of(ctx, number) for number in sorted(ids - {each.id for each in dropped})]
+    tables = tuple(records[number] for number in sorted(records, reverse=True))  # a clone comes after its source
+    return Scope(tables, kinds, tuple(dropped), tuple(name for name in derived if name))
+
+
+def _find_table(ctx: Context, number: int) -> TableRecord | None:
+    """Return a table by its id; None for one that is gone, or has no data of its own."""
+    try:
+        table = ctx.store.table_by_id(number)
+    except TableNotFoundError:
+        return None
+    return None if table.declared or table.mount_id is not None else table
+
+
+def _clones_of(ctx: Context, table: TableRecord, locations: set[str]) -> list[TableRecord]:
+    """Return the shallow clones that use files of a table; add where all of them are, dropped ones, too."""
+    found = ctx.store.clone_locations(table.location)
+    locations.update(found)
+    tables = [ctx.store.table_at(location) for location in found]
+    return [each for each in tables if each is not None and each.id != table.id]
+
+
+def _made_from(ctx: Context, number: int) -> list[int]:
+    """Return the tables that commits made directly from a table, as lineage has them, each once."""
+    branches = {MAIN.key, *ctx.store.recorded_branches(number)}
+    made = (each for branch in sorted(branches) for each in ctx.store.lineage_from_table(number, branch, _COMMITS))
+    return list(dict.fromkeys(each.table_id for each in made if each.table_id != number))
+
+
+def _keeps_columns(ctx: Context, source: TableRecord, number: int, predicate: str) -> bool:
+    """Return whether a table was made from a source alone, with the columns of a condition under their names.
+
+    Then the condition selects what was made of the rows that it selects in the source.
+    """
+    with lance_errors(source.location):
+        dataset = ctx.storage.datasets.open_for_reading(source.location, ctx.storage.options(source.location))
+    columns = [each.column for each in sql_inputs(predicate, dataset.schema.names)]
+    made = ctx.store.lineage_of(number, MAIN.key, None, _COMMITS)
+    own = [each for each in made if set(each.source_ids) != {number}]  # of a computed column, it is the table itself
+    return bool(columns) and len(own) > 0 and len(made) < _COMMITS and all(_copies(e, source.id, columns) for e in own)
+
+
+def _copies(record: LineageRecord, source: int, columns: Sequence[str]) -> bool:
+    if set(record.source_ids) != {source} or record.columns is None:
+        return False
+    for column in columns:
+        inputs = inputs_of(record.columns, len(record.sources), column)
+        if not inputs or any(each.column != column or each.how is not Derivation.DIRECT for each in inputs):
+            return False
+    return True
+
+
+def name_of(ctx: Context, number: int) -> str:
+    """Return the id of a table as messages show it; "" for one that is gone."""
+    path = ctx.store.object_path(TABLE, number)
+    return "" if path is None else str(Id(path))
+
+
+def _find_derived(ctx: Context, start: Sequence[int]) -> set[int]:
+    """Return the tables that lineage says were made from some, directly or in several steps."""
+    found, waiting = set[int](), list(start)
+    while waiting and len(found) < MAX_DOWNSTREAM:
+        number = waiting.pop()
+        for branch in {MAIN.key, *ctx.store.recorded_branches(number)}:
+            for record in ctx.store.lineage_from_table(number, branch, _COMMITS):
+                if record.table_id not in found and record.table_id not in start:
+                    found.add(record.table_id)
+                    waiting.append(record.table_id)
+    return found
+
+
+def sources_of(ctx: Context, table: TableRecord) -> list[str]:
+    """Return the tables and places that a table was made from, as lineage has them, each once."""
+    names = dict[str, None]()
+    for record in ctx.store.lineage_of(table.id, MAIN.key, None, _COMMITS):
+        names.update(dict.fromkeys(source.name for source in record.sources))
+    return list(names)
+
+
+def _removed_tables(ctx: Context) -> Iterator[RemovedTable]:
+    before: tuple[int, int] | None = None
+    while page := ctx.store.list_removed_tables(before, _PAGE):
+        yield from page
+        before = page[-1].removed_at, page[-1].id
+
+
+# Which versions have the rows
+
+
+def has_rows(ctx: Context, location: str, predicate: str) -> bool:
+    """Return whether any version of a table at a location has rows that match, deleted ones included.
+
+    One that cannot be read, or lacks a column of the condition, may have them. Raises ServiceUnavailableError.
+    """
+    try:
+        branches = open_branches(ctx, location)
+        for branch, dataset in branches.items():
+            with lance_errors(dataset):
+                numbers = [int(entry["version"]) for entry in dataset.version_refs()]
+            if any(version_has_rows(dataset, branch, number, predicate) for number in sorted(numbers)):
+                return True
+    except TableNotFoundError:
+        return False
+    except LanceNamespaceError:
+        return True
+    return False
+
+
+def version_has_rows(dataset: lance.LanceDataset, branch: Branch, version: int, predicate: str) -> bool:
+    """Return whether the files of a version have rows that match, also such as its deletion files hide.
+
+    True where it cannot be told: the version lacks a column, or is not whole.
+    """
+    try:
+        with lance_errors(dataset):
+            return count_stored(dataset.checkout_version((branch.lance_name, version)), predicate) > 0
+    except LanceNamespaceError:
+        return True
+
+
+def count_stored(dataset: lance.LanceDataset, predicate: str, limit: int | None = 1) -> int:
+    """Return how many rows of a version's files match, up to `limit`, deleted ones included. Raises Lance's errors."""
+    scanner = dataset.scanner(
+        columns=[],
+        filter=predicate,
+        with_row_id=True,
+        include_deleted_rows=True,
+        use_scalar_index=False,
+        late_materialization=False,
+        limit=limit,
+    )
+    return int(scanner.to_table().num_rows)
+
+
+def find_references(
+    ctx: Context, table: TableRecord, predicate: str, branches: Mapping[Branch, lance.LanceDataset]
+) -> list[Reference]:
+    """Return the tags of versions that have the rows, or follow one that has.
+
+    An index of a later version may have values of rows that are in its data no more.
+    """
+    if MAIN not in branches:
+        return []
+    with lance_errors(branches[MAIN]):
+        tags: dict[str, Any] = list_references(branches[MAIN].tags)
+    firsts: dict[Branch, int | None] = {}
+    found = []
+    for name, tag in sorted(tags.items()):
+        branch = Branch.parse(tag["branch"])
+        if branch not in branches:
+            continue
+        if branch not in firsts:
+            firsts[branch] = _first_with_rows(ctx, table, branch, branches, predicate)
+        first, version = firsts[branch], int(tag["version"])
+        if first is not None and version >= first:
+            is_snapshot = ctx.store.is_in_snapshot(name, table.id)
+            found.append(Reference(name, branch, version, is_snapshot))
+    return found
+
+
+def _first_with_rows(
+    ctx: Context, table: TableRecord, branch: Branch, branches: Mapping[Branch, lance.LanceDataset], predicate: str
+) -> int | None:
+    """Return the first version of a branch that has rows which match; None without one.
+
+    A branch that began at a version of another one with the rows may have their values in its indexes: all of it
+    counts.
+    """
+    versions = sorted(stored_versions(ctx, table, branch))
+    if not branch.is_main:
+        with lance_errors(branches[MAIN]):
+            about: Any = list_references(branches[MAIN].branches).get(branch.name)
+        parent = Branch.parse(about["parent_branch"]) if about else MAIN
+        first = _first_with_rows(ctx, table, parent, branches, predicate) if parent in branches else None
+        if about and first is not None and int(about["parent_version"]) >= first:
+            return versions[0] if versions else None
+    dataset = branches[branch]
+    return next((each for each in versions if version_has_rows(dataset, branch, each, predicate)), None)
+
+
+# What is refused
+
+
+def check_rights(ctx: Context, scope: Scope) -> None:
+    """Check that the caller may erase from all that is in the scope. Raises PermissionDeniedError, …NotFoundError."""
+    if ctx.is_unchecked:
+        return
+    for table in scope.tables:
+        path = ctx.store.object_path(TABLE, table.id)
+        if path is not None:
+            _check_table(ctx, Id(path), table)
+    for removed in scope.dropped:
+        missing = PRIVILEGES.value & ~caller_rights(ctx).on_table(removed.id, removed.namespace_id)
+        if missing:
+            raise missing_privileges(missing, f"a dropped table that has these rows ({removed.id})")
+        require_decision(ctx, TABLE, (*removed.namespace, removed.name), PRIVILEGES.value)
+
+
+def _check_table(ctx: Context, path: Id, table: TableRecord) -> None:
+    """Check the rights on a table that the caller has not named, and may not see. Raises PermissionDeniedError."""
+    try:
+        authorize_record(ctx, path, table, PRIVILEGES.value)
+    except (TableNotFoundError, NamespaceNotFoundError):
+        raise PermissionDeniedError(
+            "Another table, which you may not see, uses files of this one or was made from it: ask somebody who may "
+            "erase from both. Nothing was changed."
+        ) from None
+
+
+def refuse_held(ctx: Context, scope: Scope) -> None:
+    """Raise PermissionDeniedError for a table under a legal hold, dropped ones included: it names who has set it."""
+    for number, what in (
+        *((table.id, f"Rows of {name_of(ctx, table.id)}") for table in scope.tables),
+        *((each.id, f"The dropped table {display_path((*each.namespace, each.name))}") for each in scope.dropped),
+    ):
+        ctx.store.refuse_under_hold(number, what)
+
+
+def refuse_protected(ctx: Context, scope: Scope, predicate: str, *, end_protected: bool) -> None:
+    """Check that nothing of the scope keeps rows which match. Nothing is changed.
+
+    Raises PermissionDeniedError (a legal hold), InvalidInputError (tags and snapshots, unless they are to be ended),
+    and with `end_protected` as DropSnapshot does for its tables.
+    """
+    refuse_held(ctx, scope)
+    for removed in scope.dropped:
+        if not removed.dropped:
+            name = display_path((*removed.namespace, removed.name))
+            raise InvalidInputError(
+                f"{name} was deregistered, and has these rows: register it again and erase from it, or delete its "
+                "files. Nothing was changed."
+            )
+    names = []
+    for table in scope.tables:
+        branches = open_branches(ctx, table.location)
+        for reference in find_references(ctx, table, predicate, branches):
+            kind = "snapshot" if reference.is_snapshot else "tag"
+            names.append(f"the {kind} '{reference.tag}' of {name_of(ctx, table.id)} (version {reference.version})")
+            if reference.is_snapshot and end_protected and not ctx.is_unchecked:
+                _check_snapshot_rights(ctx, reference.tag)
+    if names and not end_protected:
+        raise InvalidInputError(
+            f"These versions have the rows, or had them before, and are kept: {'; '.join(names)}. Nothing was changed. "
+            "Delete them first, or say that they end, too (end_protected, --end-protected)."
+        )
+
+
+def _check_snapshot_rights(ctx: Context, name: str) -> None:
+    """Check that the caller may drop a snapshot: that takes `write` on each of its tables."""
+    snapshot = ctx.store.find_snapshot(name)
+    for member in snapshot.members if snapshot else ():
+        path = ctx.store.object_path(TABLE, member.table_id)
+        if path is not None:
+            authorize_table(ctx, Id(path), Privilege.WRITE.value)

@@ -1,0 +1,1 @@
+"""Materialized views: declared, their sources checked, and refreshed here where a server's worker can."""

@@ -1,0 +1,1 @@
+"""Catalogs as code, by commands and Python, on servers."""

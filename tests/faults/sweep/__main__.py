@@ -1,0 +1,55 @@
+"""`python -m tests.faults.sweep [NAME…]`: kill operations at all of their writes, and list the writes not reached.
+
+With `--every N` at each N-th alone, with `--postgres` on PostgreSQL. `--record` notes the functions reached in
+`reached.txt`. Ends with status 1 where a promise did not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+
+from tests.faults.sweep.operations import OPERATIONS
+from tests.faults.sweep.places import reached_places, record, write_places
+from tests.faults.sweep.sweep import Databases, Sweep, sweep, thinned
+from tests.services.postgres import postgres_server
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.faults.sweep")
+    parser.add_argument("names", nargs="*", choices=[*OPERATIONS, []], metavar="NAME", help=", ".join(OPERATIONS))
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--postgres", action="store_true")
+    parser.add_argument("--record", action="store_true")
+    options = parser.parse_args()
+    names = options.names or list(OPERATIONS)
+    with (
+        tempfile.TemporaryDirectory(prefix="sweep-") as folder,
+        postgres_server() if options.postgres else nullcontext() as postgres,
+    ):
+        databases = Databases(postgres)
+        sweeps = [_report(sweep(name, Path(folder) / name, databases, thinned(options.every))) for name in names]
+    reached = reached_places(kill for each in sweeps for kill in each.kills) & write_places()
+    if options.record:
+        record(reached)
+    unreached = sorted(write_places() - reached)
+    _print(f"{len(unreached)} of {len(write_places())} functions that write were not reached:")
+    _print(*(f"  {place}" for place in unreached))
+    return int(any(each.complaints for each in sweeps))
+
+
+def _report(done: Sweep) -> Sweep:
+    _print(str(done), *done.complaints)
+    return done
+
+
+def _print(*lines: str) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Kill an operation at its writes, one after the other."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.faults.sweep.installation import Installation
+from tests.services.forked_process import run_tiltyard
+from tests.services.postgres import PostgresServer
+
+MODULE = "tests.faults.sweep.process"
+
+
+@dataclass
+class Sweep:
+    """What came out: the places of the kills, as `failpoints` writes them, and what did not hold after which."""
+
+    name: str
+    writes: list[str] = field(default_factory=list)
+    """Those of a run without a kill."""
+    kills: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        places = len(set(self.kills))
+        return f"{self.name}: {len(self.writes)} writes, {len(self.kills)} kills at {places} places, " + (
+            f"{len(self.complaints)} complaints" if self.complaints else "all held"
+        )
+
+
+Choice = Callable[[Sequence[str]], Iterable[int]]
+"""Which of an operation's writes it is killed at, by their numbers."""
+
+
+def thinned(every: int) -> Choice:
+    """Return the choice of each N-th write; of all, and of the end after them, for 1."""
+    return lambda writes: range(every - 1, len(writes) + 1, every)
+
+
+class Databases:
+    """Where the catalogs of sweeps are: in their folders, or in a PostgreSQL."""
+
+    def __init__(self, postgres: PostgresServer | None = None) -> None:
+        self._postgres = postgres
+
+    def new_url(self, folder: Path) -> str:
+        return f"sqlite:///{folder}/catalog.db" if self._postgres is None else self._postgres.new_database()
+
+    @contextmanager
+    def copy(self, url: str) -> Iterator[str]:
+        """Yield a database like another one: in PostgreSQL a copy, else what the folder has."""
+        if self._postgres is None:
+            yield url
+            return
+        copied = self._postgres.copy_database(url)
+        try:
+            yield copied
+        finally:
+            self._postgres.drop_database(copied)
+
+
+def sweep(
+    name: str,
+    folder: Path,
+    databases: Databases,
+    choose: Choice,
+) -> Sweep:
+    """Kill an operation at its writes, and finish it after each kill. `folder` is a new one."""
+    done, work, saved = Sweep(name), folder / "work", folder / "saved"
+    work.mkdir(parents=True)
+    url = databases.new_url(work)
+    _run(name, "prepare", work, url)
+    Installation(work, url).save(saved)
+    with databases.copy(url) as copied:
+        _run(name, "run", work, copied)
+        done.writes = (folder / "work.armed").read_text().splitlines()
+        _finish(done, work, copied, "no kill")
+    for number in choose(done.writes):
+        Installation(work, url).put_back(saved)
+        with databases.copy(url) as copied:
+            place = _kill(name, work, copied, number)
+            done.kills.append(place)
+            _finish(done, work, copied, f"a kill at write {number}, {place}")
+    return done
+
+
+def _run(name: str, step: str, folder: Path, url: str) -> None:
+    done = run_tiltyard(name, step, str(folder), url, module=MODULE, starter="sweeps")
+    if done.returncode:
+        raise RuntimeError(f"{step} of {name} has failed: {done.stderr[-4000:]}")
+
+
+def _kill(name: str, folder: Path, url: str, number: int) -> str:
+    """Run an operation until it is killed; return where that was."""
+    armed, reached = Path(f"{folder}.armed"), Path(f"{folder}.armed.reached")
+    reached.unlink(missing_ok=True)
+    done = run_tiltyard(name, "run", str(folder), url, str(number), module=MODULE, starter="sweeps")
+    if done.returncode != -signal.SIGKILL:
+        raise RuntimeError(f"{name} was not killed at write {number}: {done.stderr[-4000:]}")
+    if armed.exists():
+        armed.unlink()
+        return "the end"
+    return reached.read_text()
+
+
+def _finish(done: Sweep, folder: Path, url: str, when: str) -> None:
+    ended = run_tiltyard(done.name, "finish", str(folder), url, module=MODULE, starter="sweeps")
+    if ended.returncode:
+        done.complaints.append(f"after {when}:\n{ended.stderr[-3000:]}")

@@ -1,0 +1,57 @@
+"""Operations that are killed at a sample of their writes. `python -m tests.faults.sweep` kills them at all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.faults.sweep.operations import OPERATIONS
+from tests.faults.sweep.places import NOT_SWEPT, REACHED, UNREACHED, read_places, write_places
+from tests.faults.sweep.sweep import Databases, sweep
+from tests.services.postgres import postgres_server
+
+ALWAYS = ("snapshot-drop", "key-rotation")
+KILLS = 2
+
+
+def spread(writes: Sequence[str]) -> range:
+    """Choose a few writes, at equal distances."""
+    return range(len(writes) // (2 * KILLS), len(writes), max(len(writes) // KILLS, 1))
+
+
+def check(name: str, folder: Path, databases: Databases) -> None:
+    done = sweep(name, folder, databases, spread)
+    assert len(done.kills) >= KILLS, "the operation writes nothing that is seen"
+    assert not done.complaints, "\n".join(done.complaints)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in ALWAYS else pytest.mark.extended) for name in OPERATIONS],
+)
+def test_operation_killed_at_some_of_its_writes_keeps_its_promise(name: str, tmp_path: Path) -> None:
+    check(name, tmp_path, Databases())
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", ["upgrade", "key-rotation", "snapshot-create"])
+def test_operation_killed_on_postgres_keeps_its_promise(name: str, tmp_path: Path) -> None:
+    with postgres_server() as postgres:
+        check(name, tmp_path, Databases(postgres))
+
+
+def test_every_write_of_the_source_is_swept_or_says_why_not() -> None:
+    """Functions that write were reached by the last complete sweep, or are named with a reason."""
+    writes, reached, unreached = write_places(), read_places(REACHED), read_places(UNREACHED)
+    assert writes - reached - unreached == set(), "sweep an operation that calls them, or add them to `unreached.txt`"
+    assert (reached | unreached) - writes == set(), (
+        "they write no more: take away their lines in `reached.txt` and `unreached.txt`, or rename them there"
+    )
+    patterns = [re.compile(f"{pattern}$") for pattern in NOT_SWEPT]
+    unnamed = {place for place in unreached if not any(pattern.match(place) for pattern in patterns)}
+    assert not unnamed, "say in NOT_SWEPT why no sweep reaches them"
+    unused = [pattern.pattern for pattern in patterns if not any(map(pattern.match, unreached))]
+    assert not unused, "each of the writes that they name is swept, or gone"

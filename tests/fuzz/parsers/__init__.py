@@ -1,0 +1,1 @@
+"""Parsers of callers' bytes, each with its property, and coverage-guided fuzzing of them (`make fuzz`)."""

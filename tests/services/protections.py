@@ -1,0 +1,8 @@
+"""Protections of a catalog in which nothing is protected, for tests of what only asks whether something is."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+NOTHING_PROTECTED: Any = SimpleNamespace(check_request_writable=lambda request: None, has_approvals=False)

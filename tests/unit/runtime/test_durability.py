@@ -48,15 +48,17 @@ def test_start_write_back_of_a_file_and_of_a_missing_one(tmp_path: Path) -> None
 
 
 class Syncs:
-    """What was fsynced, by its path."""
+    """What was fsynced below a folder, by its path: threads of earlier tests may fsync elsewhere."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.paths: list[Path] = []
         fsync = os.fsync
 
         def remember(descriptor: int) -> None:
             fsync(descriptor)
-            self.paths.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+            path = Path(f"/proc/self/fd/{descriptor}").readlink()
+            if path.is_relative_to(root):
+                self.paths.append(path)
 
         monkeypatch.setattr(os, "fsync", remember)
 
@@ -68,7 +70,7 @@ class Syncs:
 def test_make_durable_syncs_contents_and_the_names_of_all_folders_up_to_the_root_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    syncs, disks, data = Syncs(monkeypatch), durability.Durability(), tmp_path / "root" / "t" / "data"
+    syncs, disks, data = Syncs(tmp_path, monkeypatch), durability.Durability(), tmp_path / "root" / "t" / "data"
     data.mkdir(parents=True)
     monkeypatch.setattr(durability, "_TIMESTAMP_NS", -1)
     for name in ("one", "two"):
@@ -85,7 +87,7 @@ def test_make_durable_of_a_folder_that_was_just_changed_syncs_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two changes of a moment may have one timestamp."""
-    syncs, disks, file = Syncs(monkeypatch), durability.Durability(), tmp_path / "file"
+    syncs, disks, file = Syncs(tmp_path, monkeypatch), durability.Durability(), tmp_path / "file"
     file.write_bytes(b"x")
     for _ in range(2):
         disks.make_durable([str(file)], str(tmp_path))
@@ -96,7 +98,7 @@ def test_make_durable_of_a_folder_that_changes_during_a_slow_fsync_syncs_it_agai
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is added then may have the timestamp that the folder had before, and not be on the disk."""
-    syncs, disks, file = Syncs(monkeypatch), durability.Durability(), tmp_path / "file"
+    syncs, disks, file = Syncs(tmp_path, monkeypatch), durability.Durability(), tmp_path / "file"
     file.write_bytes(b"x")
     changed_ns = tmp_path.stat().st_ctime_ns
     monkeypatch.setattr("time.time_ns", lambda: changed_ns + (10**9 if tmp_path in syncs.paths else 0))
@@ -133,7 +135,7 @@ def test_make_durable_of_a_file_that_is_not_whole_is_refused(tmp_path: Path, num
 
 
 def test_make_durable_of_a_tree_syncs_all_of_it_and_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    syncs, folder = Syncs(monkeypatch), tmp_path / "t"
+    syncs, folder = Syncs(tmp_path, monkeypatch), tmp_path / "t"
     (folder / "a" / "b").mkdir(parents=True)
     (folder / "a" / "file").write_bytes(b"x")
     (folder / "link").symlink_to("/")
@@ -144,14 +146,14 @@ def test_make_durable_of_a_tree_syncs_all_of_it_and_its_name(tmp_path: Path, mon
 def test_make_folder_makes_its_name_durable_and_those_of_new_folders_above_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    syncs = Syncs(monkeypatch)
+    syncs = Syncs(tmp_path, monkeypatch)
     durability.Durability().make_folder(str(tmp_path / "a" / "b" / "c"))
     assert (tmp_path / "a" / "b" / "c").is_dir()
     assert syncs.take() == {tmp_path, tmp_path / "a", tmp_path / "a" / "b"}
 
 
 def test_replace_file_is_durable_and_leaves_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    syncs = Syncs(monkeypatch)
+    syncs = Syncs(tmp_path, monkeypatch)
     for content in (b"one", b"two"):
         durability.replace_file(str(tmp_path / "file"), content)
         assert (tmp_path / "file").read_bytes() == content

@@ -72,6 +72,7 @@ class CommitLog(WorkQueue):
         self._unmarked: dict[Key, FinalManifest] = {}
         self._latest: dict[tuple[int, str], tuple[int, str]] = {}
         self._is_scheduled = False
+        self._timer: threading.Timer | None = None
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
         super().__init__("commits", "Final versions and changed tables, to be noted in the catalog after their commits")
@@ -101,9 +102,9 @@ class CommitLog(WorkQueue):
             self._flush_later()
 
     def _flush_later(self) -> None:
-        timer = threading.Timer(FLUSH_SECONDS, self.close)
-        timer.daemon = True
-        timer.start()
+        self._timer = threading.Timer(FLUSH_SECONDS, self._flush_noted)
+        self._timer.daemon = True
+        self._timer.start()
 
     def has(self, record: VersionRecord) -> bool:
         """Return whether this process has finalized a version, a moment ago."""
@@ -144,6 +145,12 @@ class CommitLog(WorkQueue):
             log.warning("upkeep of %s tables waits for their next commits: %s", len(changed), error)
 
     def close(self) -> None:
+        """Note all of it, and end the timer: nothing of it is written to a catalog that is closed next."""
+        if (timer := self._timer) is not None:
+            timer.cancel()
+        self._flush_noted()
+
+    def _flush_noted(self) -> None:
         """Note all of it; on failure write a warning: the next reader of a table finalizes its versions again."""
         try:
             self.flush()

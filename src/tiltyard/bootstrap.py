@@ -17,6 +17,7 @@ import tiltyard.tables
 from tiltyard.access.protections import ProtectionChecks
 from tiltyard.access.rights import RightsCache
 from tiltyard.catalog.mounts.mounts import make_mounts
+from tiltyard.catalog.table_servers import TableServers
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Context, Services
 from tiltyard.events.filters import EventFilter
@@ -104,6 +105,7 @@ def open_services(settings: Settings, *, database_alone: bool = False) -> Servic
         started_at=store.clock(),
         commit_routing=commit_route,
         decisions=_open_decisions(settings, rights_cache) if settings.decisions else None,
+        table_servers=TableServers(store.list_processes, store.clock, url) if (url := settings.server_url) else None,
     )
 
 

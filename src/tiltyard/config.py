@@ -23,6 +23,7 @@ from tiltyard.model.settings.setting_names import names_problem
 from tiltyard.model.settings.spark_properties import spark_limits_problem
 from tiltyard.model.settings.storages import NamedStorage, is_reference, storages_problem
 
+_SERVER = re.compile(r"https?://[^/?#@\s]+")
 _COLLECTOR = re.compile(r"https?://[^/?#@\s]+(/[^?#\s]*)?")
 
 DAY_MS = 24 * 60 * 60 * 1000
@@ -275,6 +276,10 @@ class Settings:
         metadata={"help": "Functions (module:function) that turn texts into vectors for the console, by name."},
     )
     console: bool = field(default=True, metadata={"help": "Serve the web console, at /console."})
+    server_url: str = field(
+        default="",
+        metadata={"help": "URL at which other servers of the catalog reach this one: they share out tables."},
+    )
     max_connections: int = field(
         default=0,
         metadata={"help": "Connections of one server process; 0 is half of its file descriptors (ulimit -n)."},
@@ -389,6 +394,8 @@ def _check_values(settings: Settings) -> None:
         raise ConfigError(f"The weight of {light[0]!r} in principal_weights is a number from 0.01 to 100.")
     if settings.trace_endpoint and not _COLLECTOR.fullmatch(settings.trace_endpoint):
         raise ConfigError("The setting trace_endpoint is the URL of a collector, as http://collector:4318.")
+    if settings.server_url and not _SERVER.fullmatch(settings.server_url):
+        raise ConfigError("The setting server_url is a URL without a path, as http://10.0.0.3:2333.")
     if settings.openlineage and (problem := openlineage_problem(settings.openlineage)):
         raise ConfigError(problem)
     if settings.openlineage_key and not is_reference(settings.openlineage_key):

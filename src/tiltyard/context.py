@@ -78,6 +78,14 @@ class Decisions(Protocol):
     def close(self) -> None: ...
 
 
+class TableServers(Protocol):
+    """Which servers of the catalog keep a table: see tiltyard.catalog.table_servers."""
+
+    own_url: str
+
+    def keepers(self, path: Sequence[str]) -> Sequence[Any]: ...
+
+
 class CommitLog(Protocol):
     """What this process has committed and has yet to note in the catalog: see tiltyard.tables.commits."""
 
@@ -181,6 +189,8 @@ class Services:
     """How many queries each route has answered."""
     sql_processes: QueryProcesses | None = None
     decisions: Decisions | None = None
+    table_servers: TableServers | None = None
+    """None where this server has no URL for the others."""
 
     def close(self) -> None:
         """Write what waits to be written, stop what runs in the background, and close the database.

@@ -387,6 +387,7 @@ ROWS: dict[str, Row] = {
     "DescribeTable": on_table(),
     "DescribeTableIndexStats": on_table(**BY_ID),
     "DescribeTableContract": on_table(),
+    "DescribeTableServers": on_table(),
     "DescribeTableVersion": on_table(version=1),
     "DescribeTransaction": Row(_ordered),
     "DescribeView": on_table(),

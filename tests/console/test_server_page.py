@@ -18,7 +18,7 @@ from tiltyard.console.monitor.server import make_charts
 from tiltyard.console.monitor.storage import MAX_PARTS, MapArea, Measured, make_boxes, make_parts
 from tiltyard.model.ids import Id
 from tiltyard.store import ProcessRecord, open_store, wall_clock
-from tiltyard.worker.process_record import ALIVE_MS
+from tiltyard.store.processes import ALIVE_MS
 
 CSRF = re.compile(r'name="csrf" value="([0-9a-f]{64})"')
 FRAGMENT = {"hx-request": "true"}

@@ -20,6 +20,7 @@ from tiltyard.api.errors import clear_tracebacks, error_response
 from tiltyard.api.exchange import Exchange, Receive, Send
 from tiltyard.api.execution import mounted
 from tiltyard.api.execution.choice import Executions
+from tiltyard.api.execution.forwarding import FORWARDED, Forwarding
 from tiltyard.api.execution.query import DOWNLOADS, Stream
 from tiltyard.api.execution.threaded import ThreadPools
 from tiltyard.api.idempotency.requests import REPLAYED, IdempotentRequests, Replay
@@ -65,7 +66,9 @@ class Api:
         self._is_traced = is_tracked()
         self._pools = ThreadPools(services.settings)
         self._limits = Limits(services.settings)
-        executions = Executions(services, self._pools, self._limits)
+        servers = services.table_servers
+        self._forwarding = None if servers is None else Forwarding(services, servers)
+        executions = Executions(services, self._pools, self._limits, self._forwarding)
         self._router = Router(
             Route(operation, handler, *(executions.choose(operation, handler) if handler else ()))
             for operation, handler in bound_operations().values()
@@ -112,6 +115,8 @@ class Api:
     async def _serve(self, scope: Scope, headers: Headers, exchange: Exchange) -> None:
         """Serve a request of an operation. Raises what the operation raises, and HttpError."""
         route, segments, query = self._route(scope, headers, exchange)
+        if FORWARDED in headers and self._forwarding is not None:
+            self._forwarding.accept(exchange)
         principal = self._cached_principal(scope, headers)
         if principal is None:
             principal, exchange.body = await self._authentication.authenticate(
@@ -171,7 +176,8 @@ class Api:
         log, handler = exchange.log, route.handler
         assert handler is not None
         ctx = log.ctx = Context(self._services, exchange.request_id, context_entries(headers), principal=principal)
-        self._limits.check_rate(ctx, log.address)
+        if log.forwarded_for is None:
+            self._limits.check_rate(ctx, log.address)
         if handler.changes:
             exchange.idempotent = self._idempotent_requests.open(
                 route.operation, handler, scope, headers, principal, exchange.is_lancedb

@@ -67,6 +67,7 @@ class Exchange:
     """
 
     __slots__ = (
+        "_scope",
         "_send",
         "_send_whole",
         "body",
@@ -103,6 +104,7 @@ class Exchange:
         self.log = log
         self.request_id = log.request_id
         self.is_lancedb = is_lancedb_request(scope["raw_path"], scope["query_string"], headers)
+        self._scope = scope
         self.is_head = scope["method"] == "HEAD"
         self.body: bytes | MemoryBody | StreamedBody | None = None
         self.feed: asyncio.Task[None] | None = None
@@ -111,6 +113,18 @@ class Exchange:
         self.idempotent: IdempotentRequest | None = None
         self.slot: QuerySlot | None = None
         self.started = False
+
+    @property
+    def method(self) -> str:
+        """The method of the request."""
+        method: str = self._scope["method"]
+        return method
+
+    @property
+    def target(self) -> bytes:
+        """The path and the query string, as they came."""
+        path, query = self._scope["raw_path"], self._scope["query_string"]
+        return b"%s?%s" % (path, query) if query else bytes(path)
 
     @property
     def is_late(self) -> bool:

@@ -92,6 +92,7 @@ class LoggedRequest:
         "code",
         "complete",
         "ctx",
+        "forwarded_for",
         "is_audited_change",
         "is_replay",
         "operation",
@@ -121,10 +122,14 @@ class LoggedRequest:
         self.is_replay = False
         self.complete = False
         self.response_bytes = 0
+        self.forwarded_for: str | None = None
+        """The client's address at the server of the catalog that has forwarded the request, and records it."""
 
     @property
     def address(self) -> str:
         """The client's address; "" where it is unknown (a Unix socket)."""
+        if self.forwarded_for is not None:
+            return self.forwarded_for
         client = self._scope.get("client")
         return client[0] if client else ""
 
@@ -175,7 +180,11 @@ class LoggedRequest:
         log.metrics.end_request(
             self.operation, self.status, perf_counter() - self._started_at, self._first_byte_seconds
         )
-        if not log.is_audited or (self._has_record and self.status < 300 and self.complete):
+        if (
+            not log.is_audited
+            or self.forwarded_for is not None
+            or (self._has_record and self.status < 300 and self.complete)
+        ):
             return
         outcome = self._outcome()
         if self.operation and log.trail.should_record(outcome, self.is_audited_change):

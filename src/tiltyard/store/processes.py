@@ -8,11 +8,13 @@ from tiltyard.store.repository import Repository, reads, writes
 
 FORGET_MS = 15 * 60_000
 """How long the row of a process that writes no more is kept."""
+ALIVE_MS = 60_000
+"""A process that has not written for so long is taken for dead: it has missed three."""
 MAX_LISTED = 500
 
-COLUMNS = "id, kind, host, pid, version, threads, drivers, running, started_at, seen_at"
+COLUMNS = "id, kind, host, pid, version, threads, drivers, running, started_at, seen_at, url, weight"
 RECORD = f"""
-    INSERT INTO processes ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    INSERT INTO processes ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (id) DO UPDATE SET running = excluded.running, seen_at = excluded.seen_at
 """  # noqa: S608 - a constant of the code
 DELETE_SILENT = "DELETE FROM processes WHERE seen_at < ?"
@@ -24,7 +26,8 @@ class ProcessRecord(msgspec.Struct, frozen=True):
     """A process, as of what it last wrote at `seen_at` (ms since 1970). `kind` is "server" or "worker".
 
     `threads` run transactions of the catalog and `drivers` jobs of the pipeline, at most so many at once; `running` is
-    how many it had under way.
+    how many it had under way. `url` is where other servers reach it, "" where nothing says so; `weight` is how much it
+    keeps of tables, beside the others.
     """
 
     id: str
@@ -37,6 +40,12 @@ class ProcessRecord(msgspec.Struct, frozen=True):
     running: int
     started_at: int
     seen_at: int
+    url: str = ""
+    weight: int = 0
+
+    def is_alive(self, now: int) -> bool:
+        """Whether the process has written lately, as of `now` (ms since 1970)."""
+        return now - self.seen_at < ALIVE_MS
 
 
 class Processes(Repository):

@@ -1,6 +1,7 @@
-"""Records of processes: each server and worker writes into the catalog that it is alive, for people who look after it.
+"""Records of processes: each server and worker writes into the catalog that it is alive.
 
-Nothing depends on them: who may run a transaction is a matter of leases.
+People who look after it see them, and servers share out tables by them (`catalog/table_servers`). Nothing that has to
+be right depends on them: who may run a transaction is a matter of leases.
 """
 
 from __future__ import annotations
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 INTERVAL_SECONDS = 15.0
 """How often a process writes: a row, in a transaction of its own."""
-ALIVE_MS = 60_000
-"""A process that has not written for so long is taken for dead: it has missed three."""
 
 
 class ProcessRecorder:
@@ -42,7 +41,8 @@ class ProcessRecorder:
         self._services = services
         self._worker = worker
         self._drivers = drivers
-        now = services.clock()
+        now, settings = services.clock(), services.settings
+        vectors = settings.vector_cache_bytes
         self._record = ProcessRecord(
             id=uuid.uuid4().hex,
             kind=kind,
@@ -54,6 +54,8 @@ class ProcessRecorder:
             running=0,
             started_at=now,
             seen_at=now,
+            url=settings.server_url if kind == "server" else "",
+            weight=1 if vectors == "auto" else max(vectors, 1),
         )
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="process record", daemon=True)

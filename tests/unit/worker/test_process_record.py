@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from lance_namespace.errors import ServiceUnavailableError
 
+from tiltyard.config import Settings
 from tiltyard.runtime.outage_log import OutageLog
 from tiltyard.store import ProcessRecord, open_store, wall_clock
 from tiltyard.worker import ProcessRecorder, process_record, runner
@@ -56,13 +57,16 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Catalog
 
 def test_process_is_recorded_with_what_it_runs_until_it_stops(catalog: Catalog) -> None:
     work = {"transactions": 0, "jobs": 0}
-    services: Any = SimpleNamespace(store=catalog, clock=wall_clock, outage_log=OutageLog((), "sqlite:///x"))
+    settings = Settings(server_url="http://a:1", vector_cache_bytes=7)
+    outages = OutageLog((), "sqlite:///x")
+    services: Any = SimpleNamespace(store=catalog, clock=wall_clock, outage_log=outages, settings=settings)
     worker: Any = SimpleNamespace(limit=2, count_running=lambda: work["transactions"])
     drivers: Any = SimpleNamespace(limit=3, count_running=lambda: work["jobs"])
     beats = ProcessRecorder(services, "worker", worker, drivers)
     beats.start()
     process = catalog.wait(0)
     assert (process.kind, process.pid, process.threads, process.drivers) == ("worker", os.getpid(), 2, 3)
+    assert not process.url  # workers answer no queries
     catalog.is_away = True
     work.update(transactions=2, jobs=1)
     time.sleep(0.05)

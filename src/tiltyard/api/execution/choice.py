@@ -23,11 +23,12 @@ from tiltyard.api.execution.inline import Inline
 from tiltyard.api.execution.query import QueryExecution
 from tiltyard.api.execution.threaded import Authorization, Threaded
 from tiltyard.api.execution.upload import MAX_INLINE_BODY_BYTES, Deferred, LoopBridge, Upload
-from tiltyard.model.operations import CommitStep, never, pool_of
+from tiltyard.model.operations import CommitStep, PoolName, never, pool_of
 from tiltyard.model.spec import Shape
 
 if TYPE_CHECKING:
     from tiltyard.api.exchange import Exchange
+    from tiltyard.api.execution.forwarding import Forwarding
     from tiltyard.api.execution.threaded import Execution, ThreadPools
     from tiltyard.api.limits.requests import Limits
     from tiltyard.context import Context, Services
@@ -38,12 +39,15 @@ if TYPE_CHECKING:
 class Executions:
     """How the operations of one process run."""
 
-    def __init__(self, services: Services, pools: ThreadPools, limits: Limits) -> None:
+    def __init__(
+        self, services: Services, pools: ThreadPools, limits: Limits, forwarding: Forwarding | None = None
+    ) -> None:
         self._settings = services.settings
         self._has_inline_reads = services.store.inline_reads and services.decisions is None
         self._has_decisions = services.decisions is not None
         self._pools = pools
         self._limits = limits
+        self._forwarding = forwarding
         self._bridge = LoopBridge()
         self._commit_queues = CommitQueues(services.storage.locks)
 
@@ -62,7 +66,8 @@ class Executions:
         if handler.batch is not None and not self._has_decisions:  # one caller's would wait for all others'
             execution = Batched(handler, pool)
         elif handler.query:
-            execution = QueryExecution(handler, pool, self._settings, self._limits, authorization)
+            forwarding = self._forwarding if pool_of(operation, handler) is PoolName.QUERIES else None
+            execution = QueryExecution(handler, pool, self._settings, self._limits, authorization, forwarding)
         if self._has_inline_reads and handler.inline is not never:
             execution = Inline(handler, execution, self._settings.max_result_bytes)
         if handler.commit_step is CommitStep.READ_LATEST:

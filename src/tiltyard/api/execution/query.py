@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from lance_namespace.errors import ServiceUnavailableError
 from msgspec import structs
@@ -18,6 +18,7 @@ from tiltyard.api.bodies.arrow_responses import Download, ResponseTooLargeError,
 from tiltyard.api.bodies.byte_ranges import ByteDownload, requested_range
 from tiltyard.api.deadlines import Deadline, DeadlineExceededError, earliest
 from tiltyard.api.exchange import wait_for_disconnect
+from tiltyard.api.execution.forwarding import ForwardedAnswer
 from tiltyard.api.execution.threaded import executor_for
 from tiltyard.runtime.failpoints import Point, reach
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from tiltyard.api.exchange import Exchange
+    from tiltyard.api.execution.forwarding import Forwarding
     from tiltyard.api.execution.threaded import Authorization
     from tiltyard.api.limits.requests import Limits, QuerySlot
     from tiltyard.config import Settings
@@ -34,15 +36,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tiltyard.api")
 
-DOWNLOADS = (Download, ByteDownload)
-"""Responses that are sent in chunks."""
+AnyDownload = Download | ByteDownload | ForwardedAnswer
+"""A response that is sent in chunks."""
+DOWNLOADS = get_args(AnyDownload)
 
 
 class QueryExecution:
     """Run a query in a thread, with a slot and a deadline. Raises HttpError 429 for one without a free slot."""
 
     def __init__(
-        self, handler: Handler, pool: Executor, settings: Settings, limits: Limits, authorization: Authorization
+        self,
+        handler: Handler,
+        pool: Executor,
+        settings: Settings,
+        limits: Limits,
+        authorization: Authorization,
+        forwarding: Forwarding | None = None,
     ) -> None:
         self._handler = handler
         self._pool = pool
@@ -50,6 +59,7 @@ class QueryExecution:
         self._max_result_bytes = settings.max_result_bytes
         self._limits = limits
         self._authorization = authorization
+        self._forwarding = forwarding
 
     async def run(self, exchange: Exchange, ctx: Context, request: Any) -> Any:
         """Return the response; one of several chunks as a `Stream`.
@@ -64,6 +74,7 @@ class QueryExecution:
         pool = executor_for(self._pool, ctx, exchange.log.address)
         query = RunningQuery(pool, deadline, slot, exchange.watch_client())
         ctx = structs.replace(ctx, check_deadline=query.check)
+        forwarded = None if self._forwarding is None else self._forwarding.prepare(exchange, request)
         function, media, limit = (
             self._handler.function,
             media_type(exchange.headers.get(b"accept", b"")),
@@ -72,6 +83,8 @@ class QueryExecution:
 
         def work() -> Any:
             query.check()  # it may have waited long for its thread
+            if forwarded is not None and (answer := forwarded.send(deadline)) is not None:
+                return answer
             response = function(ctx, request)
             reach(Point.BEFORE_ANSWER)
             return encode_response(response, media, limit, requested_range(exchange.headers), is_head=exchange.is_head)
@@ -151,7 +164,7 @@ class RunningQuery:
             self._slot.hold_until(self._running)
         return deadline.exceeded()
 
-    def close(self, download: Download | ByteDownload) -> None:
+    def close(self, download: AnyDownload) -> None:
         """Close a response, as soon as no thread works on it."""
         if self._running is not None and not self._running.done():
             self._running.add_done_callback(lambda running: _close_after(running, download))
@@ -162,7 +175,7 @@ class RunningQuery:
 class Stream:
     """A response of several chunks: the next one is encoded while the last one is sent."""
 
-    def __init__(self, download: Download | ByteDownload, query: RunningQuery) -> None:
+    def __init__(self, download: AnyDownload, query: RunningQuery) -> None:
         self._download = download
         self._query = query
 
@@ -192,12 +205,12 @@ def _discard(running: asyncio.Future[Any]) -> None:
         _close(running.result())
 
 
-def _close_after(running: asyncio.Future[Any], download: Download | ByteDownload) -> None:
+def _close_after(running: asyncio.Future[Any], download: AnyDownload) -> None:
     if not running.cancelled():
         running.exception()  # retrieved, so that asyncio does not log it as lost
     _close(download)
 
 
-def _close(download: Download | ByteDownload) -> None:
+def _close(download: AnyDownload) -> None:
     """Close in a thread of another pool: those for queries may all be at work."""
     asyncio.get_running_loop().run_in_executor(None, download.close)

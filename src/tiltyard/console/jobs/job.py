@@ -21,7 +21,6 @@ from tiltyard.console.browser_checks import HEADERS
 from tiltyard.console.page import Page, PageRequest, Problem, Redirect
 from tiltyard.console.templates import link
 from tiltyard.model.jobs import pipeline_jobs
-from tiltyard.worker.process_record import ALIVE_MS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
@@ -98,7 +97,7 @@ def show(page: PageRequest, problem: Problem | None = None) -> Page:
 def missing_worker(page: PageRequest) -> str:
     """Say that no process of the catalog can run jobs of the pipeline; "" where one is alive."""
     now = page.services.clock()
-    if any(each.drivers and now - each.seen_at < ALIVE_MS for each in page.services.store.list_processes()):
+    if any(each.drivers and each.is_alive(now) for each in page.services.store.list_processes()):
         return ""
     return "No worker with Spark is alive: a job waits in the queue until there is one."
 

@@ -14,7 +14,6 @@ from tiltyard.api.metrics import LoadUnit, is_alive, load_unit
 from tiltyard.api.metrics_history import INTERVAL_SECONDS, SAMPLES, operation_figures, read_memory
 from tiltyard.console.page import Page, PageRequest, Redirect
 from tiltyard.console.templates import link
-from tiltyard.worker.process_record import ALIVE_MS
 from tiltyard.worker.process_record import INTERVAL_SECONDS as HEARTBEAT_SECONDS
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def _members(page: PageRequest, own: set[int]) -> list[dict[str, Any]]:
         {
             "process": process,
             "is_own": process.host == host and process.pid in own,
-            "is_alive": now - process.seen_at < ALIVE_MS,
+            "is_alive": process.is_alive(now),
         }
         for process in page.services.store.list_processes()
     ]

@@ -1150,6 +1150,14 @@ class DescribeTableResponse(Response, kw_only=True):
     is_only_declared: bool | None = None
 
 
+class DescribeTableServersRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class DescribeTableServersResponse(Response, kw_only=True):
+    servers: list[str]
+
+
 class DescribeTableVersionRequest(BranchRequest, kw_only=True):
     version: Count64 | None = None
 

@@ -1,0 +1,199 @@
+"""Forward queries to a server that keeps their table in memory, once, and answer them here where it does not.
+
+What the other server sends is passed on as it comes. It authenticates and authorizes the request itself, as the request
+came; that it came from a server of the catalog is signed, so it counts the client's address as the client's, and leaves
+the rate limit and the audit record to the server that the client has asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+from typing import TYPE_CHECKING
+
+import urllib3
+from lance_namespace.errors import ServiceUnavailableError
+
+from tiltyard.mounts.registry.circuit_breaker import CircuitBreaker
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from tiltyard.api.deadlines import Deadline
+    from tiltyard.api.exchange import Exchange, Header
+    from tiltyard.context import Services, TableServers
+
+log = logging.getLogger("tiltyard.api")
+
+FORWARDED = b"x-tiltyard-forwarded"
+"""The header of a request that a server of the catalog has forwarded; a request that has it is never forwarded."""
+SERVER = b"x-tiltyard-server"
+"""The header of a response that another server gave: its URL, for clients and balancers that can ask it themselves."""
+CONNECT_SECONDS = 1.0
+FIRST_BYTES_SECONDS = 10.0
+"""How long a server may take to begin its answer, before the query is answered here."""
+SIGNED_MS = 60_000
+"""How long the signature of a forwarded request holds."""
+CHUNK_BYTES = 512 << 10
+FORWARDED_ROUTE = "forwarded"
+"""What queries that another server has answered are counted as, among the routes (`tables/query/routes`)."""
+KEPT_CONNECTIONS = 32
+"""Kept open to each server."""
+_OWN_HEADERS = frozenset(
+    b"accept-encoding connection content-length expect forwarded host keep-alive proxy-authorization proxy-connection "
+    b"te trailer transfer-encoding upgrade via x-forwarded-for x-forwarded-host x-forwarded-proto x-request-id".split()
+) | {FORWARDED}
+"""Headers that are about a connection, or that the forwarding server writes itself."""
+_PASSED_ON = frozenset({"accept-ranges", "content-disposition", "content-range", "x-lancedb-version"})
+"""Headers of a response that no other part of the server writes."""
+_CREDENTIALS = (b"authorization", b"x-api-key")
+
+
+class Forwarding:
+    """Forwards queries of one process. Safe to use from several threads."""
+
+    def __init__(self, services: Services, servers: TableServers) -> None:
+        self._servers = servers
+        self._clock = services.clock
+        self._key = services.store.shared_secret("forwarding")
+        timeout = urllib3.Timeout(connect=CONNECT_SECONDS, read=FIRST_BYTES_SECONDS)
+        self._http = urllib3.PoolManager(maxsize=KEPT_CONNECTIONS, retries=False, timeout=timeout)
+        self._breakers: dict[str, CircuitBreaker] = {}
+        self._counts = services.route_counts
+
+    def accept(self, exchange: Exchange) -> None:
+        """Note where a request came from at first, if it has the signature of a server of the catalog."""
+        signed, _, signature = exchange.headers[FORWARDED].rpartition(b" ")
+        at, _, address = signed.partition(b" ")
+        expected = self._sign(signed, exchange).encode()
+        if hmac.compare_digest(signature, expected) and abs(self._clock() - int(at)) < SIGNED_MS:
+            exchange.log.forwarded_for = address.decode()
+
+    def prepare(self, exchange: Exchange, request: Any) -> ForwardedQuery | None:
+        """Return the query as it is forwarded; None where this server is to answer it. Without I/O."""
+        body = exchange.body
+        if FORWARDED in exchange.headers or exchange.is_head or not isinstance(body, bytes):
+            return None
+        signed = f"{self._clock()} {exchange.log.address}"
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1")
+            for name, value in exchange.headers.items()
+            if name not in _OWN_HEADERS
+        }
+        headers["x-request-id"] = exchange.request_id
+        headers[FORWARDED.decode()] = f"{signed} {self._sign(signed.encode(), exchange)}"
+        return ForwardedQuery(self, exchange.method, exchange.target.decode("latin-1"), headers, body, request.id or ())
+
+    def _sign(self, signed: bytes, exchange: Exchange) -> str:
+        """Return the signature of a time and an address, for this request and its credentials alone."""
+        given = (exchange.headers.get(name, b"") for name in _CREDENTIALS)
+        text = b"\n".join((signed, exchange.request_id.encode(), exchange.method.encode(), exchange.target, *given))
+        return hmac.new(self._key, text, hashlib.sha256).hexdigest()
+
+    def send(self, query: ForwardedQuery, deadline: Deadline | None) -> ForwardedAnswer | None:
+        """Return the answer of a server that keeps the query's table; None if this one is to answer, since it keeps the
+        table itself, or because none of those has given a good answer in time.
+        """
+        keepers = self._servers.keepers(query.path)
+        if any(server.url == self._servers.own_url for server in keepers):
+            return None
+        for server in keepers:
+            breaker = self._breakers.setdefault(server.url, CircuitBreaker())
+            if breaker.try_enter():
+                continue
+            try:
+                answer = self._ask(server.url, query, deadline)
+            except urllib3.exceptions.ReadTimeoutError:
+                breaker.fail()
+                log.warning("the server %s is slow, so a query of its tables is answered here", server.url)
+                return None  # the next one would begin anew
+            except urllib3.exceptions.HTTPError as error:
+                breaker.fail()
+                log.warning(
+                    "the server %s does not answer, so queries of its tables are answered here: %s", server.url, error
+                )
+                continue
+            breaker.succeed()
+            if answer is not None:
+                self._counts.add(FORWARDED_ROUTE)
+            return answer
+        return None
+
+    def _ask(self, url: str, query: ForwardedQuery, deadline: Deadline | None) -> ForwardedAnswer | None:
+        """Return a server's answer; None for an error, which this server finds, too. Raises urllib3's HTTPError."""
+        response = self._http.request(
+            query.method,
+            f"{url}{query.target}",
+            body=query.body,
+            headers=query.headers,
+            redirect=False,
+            preload_content=False,
+            decode_content=False,
+        )
+        if response.status >= 300:
+            response.drain_conn()
+            return None
+        return ForwardedAnswer(response, url, None if deadline is None else deadline.remaining)
+
+
+class ForwardedQuery:
+    """A query as another server gets it."""
+
+    __slots__ = ("_forwarding", "body", "headers", "method", "path", "target")
+
+    def __init__(
+        self, forwarding: Forwarding, method: str, target: str, headers: dict[str, str], body: bytes, path: Any
+    ) -> None:
+        self._forwarding = forwarding
+        self.method = method
+        self.target = target
+        self.headers = headers
+        self.body = body
+        self.path = path
+
+    def send(self, deadline: Deadline | None) -> ForwardedAnswer | None:
+        """Return the answer of another server, or None: see `Forwarding.send`."""
+        return self._forwarding.send(self, deadline)
+
+
+class ForwardedAnswer:
+    """The answer of another server in chunks: `first` are its first bytes, `complete` says whether they are all."""
+
+    def __init__(self, response: urllib3.BaseHTTPResponse, url: str, seconds: float | None) -> None:
+        """`seconds` is how long the rest of the answer may take. Raises urllib3's HTTPError."""
+        self._response = response
+        self.status = response.status
+        self.media = response.headers.get("content-type", "")
+        self.headers: tuple[Header, ...] = (
+            *(
+                (name.lower().encode(), value.encode("latin-1"))
+                for name, value in response.headers.items()
+                if name.lower() in _PASSED_ON
+            ),
+            (SERVER, url.encode()),
+        )
+        self.first = response.read(CHUNK_BYTES)
+        if (socket := getattr(response.connection, "sock", None)) is not None:
+            socket.settimeout(seconds)  # between batches a query may take as long as it has
+        self._ahead = response.read(CHUNK_BYTES)
+        self.complete = not self._ahead
+
+    def next_chunk(self) -> bytes | None:
+        """Return the next chunk, None after the last. Raises ServiceUnavailableError: the response is cut."""
+        chunk = self._ahead
+        if not chunk:
+            return None
+        try:
+            self._ahead = self._response.read(CHUNK_BYTES)
+        except urllib3.exceptions.HTTPError as error:
+            raise ServiceUnavailableError(
+                "The server that answers this query has stopped within its answer."
+            ) from error
+        return chunk
+
+    def close(self) -> None:
+        """Give the connection back; or end it, where the answer was not read to its end."""
+        if self._ahead:
+            self._response.close()
+        self._response.release_conn()

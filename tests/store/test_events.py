@@ -11,8 +11,14 @@ from lance_namespace.errors import ConcurrentModificationError, NamespaceAlready
 from tests.store.conftest import Clock
 from tiltyard.events.cloudevents import encode_event
 from tiltyard.model.modes import TransactionStatus
+from tiltyard.model.settings.secret_keys import EncryptedValue
 from tiltyard.store import NewVersion, Store, UnitOfWork, load_dump, open_store
+from tiltyard.store.approvals import NewApproval
 from tiltyard.store.events.sinks import DeadLetter
+from tiltyard.store.functions.definitions import NewFunction
+from tiltyard.store.mounts.mounts import MountRecord
+from tiltyard.store.protections import Protection
+from tiltyard.store.tables import contracts
 from tiltyard.store.tables.lineage import LineageRecord
 
 KEEP_MS = 100_000
@@ -111,6 +117,10 @@ def test_data_jobs_and_access_have_their_events_without_secrets(recording: Store
     recording.grant("principal:ann", "table", other.id, 3, "root")
     recording.rename_table(("u",), ("v",))
     recording.revoke("principal:ann", "table", other.id, 0)
+    for name in "b", "c":
+        recording.create_namespace((name,), {})
+    namespace = recording.create_namespace(("c", "d"), {})
+    recording.grant("principal:ann", "namespace", namespace.id, 2, "root")
     recording.grant("principal:ann", "server", 0, 256, "root")
     recording.add_role("r")
     recording.add_member("r", "principal:ann")
@@ -124,6 +134,8 @@ def test_data_jobs_and_access_have_their_events_without_secrets(recording: Store
         "grant.changed",
         "table.renamed",
         "grant.revoked",
+        *["namespace.created"] * 3,
+        "grant.changed",
         "grant.changed",
         "role.created",
         "role.member.added",
@@ -132,7 +144,123 @@ def test_data_jobs_and_access_have_their_events_without_secrets(recording: Store
         "policy.dropped",
     ]
     events = recording.list_events(after, 1000)
+    assert events[8].path == ("c", "d")
     assert b'"privileges":["use","read"]' in encode_event(events[2]) and "secret" not in str(events)
+
+
+def test_what_governs_objects_has_its_events_without_values_and_reasons(recording: Store) -> None:
+    recording.create_namespace(("before",), {})
+    namespace = recording.create_namespace(("n",), {})
+    table = recording.insert_table(("n", "t"), "one", {}, managed=True)
+    after = len(types(recording))
+    column = recording.add_classified_column(table.id, 3, "a.b")
+    for kind, object_id in ("namespace", namespace.id), ("table", table.id), ("column", column):
+        recording.set_classification(kind, object_id, "pii", "email", "ann")
+        recording.set_classification(kind, object_id, "pii", "email", "ann")
+    assert recording.unset_classification("column", column, "pii")
+    recording.set_classification_policy("mask", "{a secret}", "ann")
+    assert recording.drop_classification_policy("mask")
+    approval = NewApproval("DropTable", "table", table.id, namespace.id, "digest", "a secret", "ann")
+    asked = recording.request_approval(approval)
+    recording.decide_approval(asked.id, "bob", approved=True)
+    used = recording.use_approval(approval)
+    assert used is not None
+    recording.release_approval(used)
+    recording.set_protection(Protection("server", 0, "read_only", "", "a secret", "ann", 0))
+    recording.lift_protection("server", 0, "read_only")
+    recording.add_erasure("e", table.id, namespace.id, ("n", "t"), "a secret", "ann", "{a secret}")
+    recording.end_erasure("e", "erased", "a secret", "", 5)
+    recording.remove_table(("n", "t"), delete_folder=True, keep_ms=KEEP_MS)
+    recording.set_protection(Protection("table", table.id, "hold", "", "a secret", "ann", 0))
+    recording.lift_protection("table", table.id, "hold")
+    assert types(recording, after) == [
+        *["classification.set"] * 3,
+        "classification.unset",
+        "classification.policy.set",
+        "classification.policy.dropped",
+        "approval.requested",
+        "approval.approved",
+        "approval.used",
+        "approval.released",
+        "protection.set",
+        "protection.lifted",
+        "erasure.requested",
+        "erasure.ended",
+        "table.dropped",
+        "protection.set",
+        "protection.lifted",
+    ]
+    events = recording.list_events(after, 100)
+    assert [event.path for event in events[:4]] == [("n",), ("n", "t"), ("n", "t"), ("n", "t")]
+    assert events[2].data["column"] == events[3].data["column"] == "a.b"
+    assert (events[15].path, events[15].data["protection"]) == (("n", "t"), "hold"), "of a table in the trash, too"
+    assert (events[7].data["decided_by"], events[13].data["outcome"]) == ("bob", "erased")
+    assert "secret" not in str(events)
+
+
+def test_what_namespaces_hold_has_its_events_with_names_alone(recording: Store) -> None:
+    recording.create_namespace(("before",), {})
+    namespace = recording.create_namespace(("n",), {})
+    table = recording.insert_table(("n", "t"), "one", {}, managed=True)
+    after = len(types(recording))
+    value = EncryptedValue("key", b"a value")
+    assert recording.add_secret(namespace.id, "s", value)
+    assert recording.alter_secret(namespace.id, "s", value)
+    assert recording.reencrypt_secrets("other", lambda _: EncryptedValue("other", b"x")) == 1
+    assert recording.drop_secret(namespace.id, "s")
+    function = recording.add_function(namespace.id, "f", NewFunction("{a value}", "one", "place", "ann"))
+    recording.add_function(namespace.id, "f", NewFunction("{a value}", "two", "place", "ann"))
+    assert recording.drop_function(function.object_id, 1, 0) and recording.drop_function(function.object_id, None, 0)
+    definer = {"name": "ann"}
+    schedule = {"paused": False, "debounce_ms": 1, "due_at": 5, "sources": [table.id]}
+    assert recording.add_schedule(namespace.id, "nightly", table.id, {"a": "value"}, definer, **schedule)
+    found = recording.find_schedule(namespace.id, "nightly")
+    assert found is not None
+    recording.alter_schedule(found, {"a": "value"}, keeps_due=True, **{**schedule, "paused": True, "sources": None})
+    recording.drop_schedule(found.id)
+    recording.add_mount(MountRecord(0, ("lake",), "dir", {"a": "value"}, (), 0, False, False, "api", 0, 0), {})
+    [mount] = recording.list_mounts()
+    recording.remove_mount(mount)
+    assert recording.add_mirror("out", "dir", {}, None, namespace=(), target=(), has_columns=False)
+    recording.begin_snapshot("snap", "token", "ann", ())
+    recording.complete_snapshot("snap", "token")
+    recording.begin_snapshot_drop("snap", "token")
+    recording.set_max_age(table.id, 1000)
+    recording.note_staleness(table.id, is_stale=True)
+    recording.note_staleness(table.id, is_stale=False)
+    recording.set_max_age(table.id, None)
+    recording.add_deleted_versions(table.id, "", [(1, 4)])
+    recording.add_test(table.id, contracts.TestRecord(1, "", 4, "ann", passed=True, results="[]"))
+    assert types(recording, after) == [
+        "secret.created",
+        "secret.altered",
+        "secret.dropped",
+        "function.created",
+        "function.created",
+        "function.version.dropped",
+        "function.dropped",
+        "schedule.created",
+        "schedule.paused",
+        "schedule.dropped",
+        "namespace.created",
+        "mount.created",
+        "mount.dropped",
+        "publication.created",
+        "snapshot.created",
+        "snapshot.dropped",
+        "table.max_age.set",
+        "table.stale",
+        "table.fresh",
+        "table.max_age.dropped",
+        "table.versions.deleted",
+        "table.tested",
+    ]
+    events = recording.list_events(after, 100)
+    assert events[0].data == {"secret": "s"} and events[4].data["version"] == 2
+    assert (events[7].data["schedule"], events[7].path) == (["n", "nightly"], ("n", "t"))
+    assert (events[11].path, events[11].data) == (("lake",), {"mount_kind": "dir"})
+    assert events[20].data["beyond"] == 4 and events[21].data["passed"] is True
+    assert "value" not in str(events)
 
 
 def test_event_is_of_the_transaction_and_none_is_written_while_nothing_is_recorded(store: Store) -> None:

@@ -70,32 +70,21 @@ class Forwarding:
         if hmac.compare_digest(signature, expected) and abs(self._clock() - int(at)) < SIGNED_MS:
             exchange.log.forwarded_for = address.decode()
 
-    def prepare(self, exchange: Exchange, request: Any) -> ForwardedQuery | None:
-        """Return the query as it is forwarded; None where this server is to answer it. Without I/O."""
-        body = exchange.body
-        if FORWARDED in exchange.headers or exchange.is_head or not isinstance(body, bytes):
-            return None
-        signed = f"{self._clock()} {exchange.log.address}"
-        headers = {
-            name.decode("latin-1"): value.decode("latin-1")
-            for name, value in exchange.headers.items()
-            if name not in _OWN_HEADERS
-        }
-        headers["x-request-id"] = exchange.request_id
-        headers[FORWARDED.decode()] = f"{signed} {self._sign(signed.encode(), exchange)}"
-        return ForwardedQuery(self, exchange.method, exchange.target.decode("latin-1"), headers, body, request.id or ())
-
     def _sign(self, signed: bytes, exchange: Exchange) -> str:
         """Return the signature of a time and an address, for this request and its credentials alone."""
         given = (exchange.headers.get(name, b"") for name in _CREDENTIALS)
         text = b"\n".join((signed, exchange.request_id.encode(), exchange.method.encode(), exchange.target, *given))
         return hmac.new(self._key, text, hashlib.sha256).hexdigest()
 
-    def send(self, query: ForwardedQuery, deadline: Deadline | None) -> ForwardedAnswer | None:
-        """Return the answer of a server that keeps the query's table; None if this one is to answer, since it keeps the
-        table itself, or because none of those has given a good answer in time.
+    def forward(self, exchange: Exchange, request: Any, deadline: Deadline | None) -> ForwardedAnswer | None:
+        """Return the answer of a server that keeps the request's table; None if this one is to answer.
+
+        It is if it keeps the table, and if no server that does has given a good answer in time. In the query's thread.
         """
-        keepers = self._servers.keepers(query.path)
+        body = exchange.body
+        if FORWARDED in exchange.headers or exchange.is_head or not isinstance(body, bytes):
+            return None
+        keepers = self._servers.keepers(request.id or ())
         if any(server.url == self._servers.own_url for server in keepers):
             return None
         for server in keepers:
@@ -103,7 +92,7 @@ class Forwarding:
             if breaker.try_enter():
                 continue
             try:
-                answer = self._ask(server.url, query, deadline)
+                answer = self._ask(server.url, exchange, body, deadline)
             except urllib3.exceptions.ReadTimeoutError:
                 breaker.fail()
                 log.warning("the server %s is slow, so a query of its tables is answered here", server.url)
@@ -120,13 +109,13 @@ class Forwarding:
             return answer
         return None
 
-    def _ask(self, url: str, query: ForwardedQuery, deadline: Deadline | None) -> ForwardedAnswer | None:
+    def _ask(self, url: str, exchange: Exchange, body: bytes, deadline: Deadline | None) -> ForwardedAnswer | None:
         """Return a server's answer; None for an error, which this server finds, too. Raises urllib3's HTTPError."""
         response = self._http.request(
-            query.method,
-            f"{url}{query.target}",
-            body=query.body,
-            headers=query.headers,
+            exchange.method,
+            f"{url}{exchange.target.decode('latin-1')}",
+            body=body,
+            headers=self._headers(exchange),
             redirect=False,
             preload_content=False,
             decode_content=False,
@@ -136,25 +125,17 @@ class Forwarding:
             return None
         return ForwardedAnswer(response, url, None if deadline is None else deadline.remaining)
 
-
-class ForwardedQuery:
-    """A query as another server gets it."""
-
-    __slots__ = ("_forwarding", "body", "headers", "method", "path", "target")
-
-    def __init__(
-        self, forwarding: Forwarding, method: str, target: str, headers: dict[str, str], body: bytes, path: Any
-    ) -> None:
-        self._forwarding = forwarding
-        self.method = method
-        self.target = target
-        self.headers = headers
-        self.body = body
-        self.path = path
-
-    def send(self, deadline: Deadline | None) -> ForwardedAnswer | None:
-        """Return the answer of another server, or None: see `Forwarding.send`."""
-        return self._forwarding.send(self, deadline)
+    def _headers(self, exchange: Exchange) -> dict[str, str]:
+        """Return the headers of a request as another server gets it: its own, and who forwards it for whom."""
+        signed = f"{self._clock()} {exchange.log.address}"
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1")
+            for name, value in exchange.headers.items()
+            if name not in _OWN_HEADERS
+        }
+        headers["x-request-id"] = exchange.request_id
+        headers[FORWARDED.decode()] = f"{signed} {self._sign(signed.encode(), exchange)}"
+        return headers
 
 
 class ForwardedAnswer:

@@ -74,7 +74,7 @@ class QueryExecution:
         pool = executor_for(self._pool, ctx, exchange.log.address)
         query = RunningQuery(pool, deadline, slot, exchange.watch_client())
         ctx = structs.replace(ctx, check_deadline=query.check)
-        forwarded = None if self._forwarding is None else self._forwarding.prepare(exchange, request)
+        forwarding = self._forwarding
         function, media, limit = (
             self._handler.function,
             media_type(exchange.headers.get(b"accept", b"")),
@@ -83,7 +83,7 @@ class QueryExecution:
 
         def work() -> Any:
             query.check()  # it may have waited long for its thread
-            if forwarded is not None and (answer := forwarded.send(deadline)) is not None:
+            if forwarding is not None and (answer := forwarding.forward(exchange, request, deadline)) is not None:
                 return answer
             response = function(ctx, request)
             reach(Point.BEFORE_ANSWER)

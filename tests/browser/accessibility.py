@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from playwright.sync_api import sync_playwright
 
 from tests.browser.conftest import find_browser
 from tests.browser.viewer import HEIGHT, MAX_BAR, Viewer, run_axe
 from tests.services.console_data import make_tables
 from tests.services.server import ServerProcess
-from tests.services.wire import Wire
+from tests.services.wire import Wire, stream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from playwright.sync_api import Page
 
@@ -68,6 +69,9 @@ PAGES = {
     "Keys": "access/keys",
     "Roles": "access/roles",
     "Grants": "access/grants?kind=table&object=cinema$films",
+    "Approvals": "access/approvals",
+    "Erasures": "access/erasures",
+    "Erasure": "access/erasure?id={erasure}",
     "Audit": "audit",
     "Server": "server",
     "An error": "table/no/where",
@@ -110,8 +114,8 @@ class Finding:
     header: int
 
 
-def prepare(server: ServerProcess) -> str:
-    """Make a view, a second version and a job beside the tables; return the id of the job."""
+def prepare(server: ServerProcess) -> dict[str, str]:
+    """Make a view, a second version, a job and an erasure beside the tables; return the ids of the last two."""
     with Wire(server.url) as wire:
         view = {"query": "SELECT id, title FROM cinema.films WHERE year > 2010"}
         wire.good(wire.http.post("/v1/view/cinema%24recent/create", json=view))
@@ -122,7 +126,11 @@ def prepare(server: ServerProcess) -> str:
         created = wire.good(
             wire.table(["cinema", "films"], "create_scalar_index", {"column": "year", "index_type": "BTREE"})
         )
-        return str(created["transaction_id"])
+        people = pa.table({"id": [1, 2], "mail": ["ann@example.org", "bob@example.org"]})
+        wire.good(wire.table(["media", "people"], "create", stream(people)))
+        erase = {"predicate": "id = 1", "values_of": ["mail"], "reference": "request 4711"}
+        erased = wire.good(wire.http.post("/tiltyard/v1/table/media%24people/erase", json=erase))
+        return {"job": str(created["transaction_id"]), "erasure": str(erased["erasure_id"])}
 
 
 def examine(page: Page) -> Finding:
@@ -134,11 +142,11 @@ def examine(page: Page) -> Finding:
     return Finding(len(found["passes"]), violations, page.evaluate(excess), page.evaluate(header))
 
 
-def examine_all(viewer: Viewer, job: str, names: Iterable[str] | None = None) -> dict[str, list[Finding]]:
+def examine_all(viewer: Viewer, ids: Mapping[str, str], names: Iterable[str] | None = None) -> dict[str, list[Finding]]:
     """Examine pages, each in every width: opened once, since it adapts itself to the window."""
     findings: dict[str, list[Finding]] = {}
     for name in names or PAGES:
-        viewer.open(PAGES[name].format(job=job))
+        viewer.open(PAGES[name].format_map(ids))
         for width in WIDTHS:
             viewer.page.set_viewport_size({"width": width, "height": HEIGHT})
             findings.setdefault(name, []).append(examine(viewer.page))

@@ -208,6 +208,49 @@ def test_reader_without_rights_sees_their_own_access_alone(ann: httpx.Client) ->
     assert "End being an administrator" not in words(ann.get("/access"))
 
 
+def test_calls_are_approved_by_another_on_the_page_and_erasures_have_their_report(
+    secured: Secured, admin: httpx.Client, ann: httpx.Client
+) -> None:
+    people = {"id": ["vault", "people"]}
+    with secured.http("administrator") as http, secured.http("ann") as by_ann:
+        rows = stream(pa.table({"id": [1, 2], "mail": ["ann@example.org", "bob@example.org"]}))
+        grant = {"object_kind": "table", **people, "grantee": "ann", "privileges": ["use", "drop"]}
+        needs = {"object_kind": "table", **people, "kind": "approval", "operations": ["DropTable"]}
+        assert http.post("/v1/namespace/vault/create", json={}).status_code == 200
+        assert http.post("/v1/table/vault$people/create", content=rows).status_code == 200
+        erase = {"predicate": "id = 1", "values_of": ["mail"], "reference": "request 4711"}
+        erasure = http.post("/tiltyard/v1/table/vault$people/erase", json=erase).json()["erasure_id"]
+        for path, body in (("grant/add", grant), ("protection/set", needs)):
+            assert http.post(f"/tiltyard/v1/{path}", json=body).status_code == 200
+
+        def drop() -> int:
+            return by_ann.post("/v1/table/vault$people/drop", json={}).status_code
+
+        assert drop() == 403
+        listed = http.post("/tiltyard/v1/approval/list", json={}).json()["approvals"]
+        [request] = [each["id"] for each in listed]
+        own = ann.get("/access/approvals")
+        assert "another principal decides" in words(own) and 'value="approve"' not in own.text
+        refused = act(ann, "/access/approvals", action="approve", id=request)
+        assert refused.status_code == 403 and drop() == 403
+        assert "Approve DropTable of ann" in words(admin.get("/access/approvals"))
+        decided = act(admin, "/access/approvals", action="approve", id=request)
+        assert "approved by administrator" in words(decided) and "Approve DropTable" not in words(decided)
+        assert "make the same call again" in words(ann.get("/access/approvals"))
+        again = act(admin, "/access/approvals", action="deny", id=request)
+        assert again.status_code == 400 and "approved already" in again.text
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while "complete" not in words(admin.get(f"/access/erasure?id={erasure}")):
+            assert time.monotonic() < deadline
+        shown = words(admin.get(f"/access/erasure?id={erasure}"))
+        assert "as it was signed" in shown and "request 4711" in shown and "ann@example.org" not in shown
+        assert "vault / people" in words(admin.get("/access/erasures"))
+        assert "No erasures" in words(ann.get("/access/erasures"))
+        assert "as it was signed" not in words(ann.get(f"/access/erasure?id={erasure}"))
+        assert drop() == 200
+        assert "used" in words(ann.get("/access/approvals"))
+
+
 def test_server_is_shown_to_administrators_and_to_readers_on_its_machine(
     admin: httpx.Client, ann: httpx.Client
 ) -> None:

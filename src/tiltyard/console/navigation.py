@@ -42,6 +42,8 @@ _ACCESS_TABS: tuple[Link, ...] = (
     Link("access/keys", "Keys"),
     Link("access/roles", "Roles", for_administrators=True),
     Link("access/grants", "Grants"),
+    Link("access/approvals", "Approvals"),
+    Link("access/erasures", "Erasures"),
 )
 
 

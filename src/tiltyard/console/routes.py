@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tiltyard.console import sign_in
-from tiltyard.console.access import audit, grants, keys, policies, principals, roles, see_as
+from tiltyard.console.access import approvals, audit, erasures, grants, keys, policies, principals, roles, see_as
 from tiltyard.console.browse import find, sample, tree
 from tiltyard.console.jobs import job, schedules, start
 from tiltyard.console.map import page as map_page
@@ -140,6 +140,10 @@ ROUTES = (
     PageRoute("access/grants", grants.show, names_object=True),
     PageRoute("access/grants", grants.act, method="POST"),
     PageRoute("access/grants", grants.act, method="POST", names_object=True),
+    PageRoute(approvals.VIEW, approvals.show),
+    PageRoute(approvals.VIEW, approvals.act, method="POST"),
+    PageRoute(erasures.VIEW, erasures.show),
+    PageRoute("access/erasure", erasures.show_one),
     PageRoute("audit", audit.show),
     PageRoute("audit/chart", audit.show_chart),
     PageRoute("audit/export", audit.export),

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError, PermissionDeniedError
 
+import tiltyard
 from tests.access.conftest import ROWS_AS_STREAM, Catalog
 from tests.services.cases import check_each
 from tests.services.secured import Secured, secured_server
@@ -288,6 +289,92 @@ def test_read_only_refuses_what_was_under_way(home: Catalog) -> None:
         insert_into_table(Context(services, "r"), models.InsertIntoTableRequest(id=["s", "t"]), Body())
     assert home.owner.call("CountTableRows", {"id": ["s", "t"]}) == rows
     assert home.store.list_versions(record.id) == []
+
+
+def test_protections_hold_below_a_mount(home: Catalog, tmp_path: Path) -> None:
+    """An object of another catalog is not dropped, renamed, moved or changed through this server."""
+    (tmp_path / "root" / "lake").mkdir()
+    settings = {"root": str(tmp_path / "root" / "lake"), "mode": "manifest"}
+    home.owner.call("MountCatalog", {"id": ["m"], "kind": "dir", "settings": settings, "max_age_millis": 0})
+    home.owner.call("CreateNamespace", {"id": ["m", "x"]})
+    home.owner.call("CreateNamespace", {"id": ["m", "y"]})
+    home.owner.create_table({"id": ["m", "x", "t"]}, ROWS_AS_STREAM)
+    table, in_x = {"object_kind": "table", "id": ["m", "x", "t"]}, {"object_kind": "namespace", "id": ["m", "x"]}
+    to_y = {"id": ["m", "x", "t"], "new_table_name": "t", "new_namespace_id": ["m", "y"]}
+    removals: list[tuple[str, dict[str, Any]]] = [
+        ("DropTable", {"id": ["m", "x", "t"]}),
+        ("DeregisterTable", {"id": ["m", "x", "t"]}),
+        ("UnmountCatalog", {"id": ["m"]}),
+    ]
+    for where in (table, in_x):
+        for kind in ("deletion", "hold"):
+            protect(home, **where, kind=kind, reason="books")
+            for operation, fields in removals:
+                assert isinstance(error_of(home, "owner", operation, **fields), PermissionDeniedError), operation
+            lift(home, **where, kind=kind)
+    protect(home, **in_x, kind="deletion")
+    for operation, fields in (
+        ("DropNamespace", {"id": ["m", "x"]}),
+        ("RenameTable", to_y),
+        ("MoveTable", {"id": ["m", "x", "t"], "new_id": ["s", "moved"]}),
+    ):
+        error = error_of(home, "owner", operation, **fields)
+        assert isinstance(error, PermissionDeniedError) and "books" not in str(error), (operation, error)
+    lift(home, **in_x)
+    for where in (table, in_x, {"object_kind": "namespace", "id": ["m"]}, {"object_kind": "server", "id": None}):
+        protect(home, **where, kind="read_only", reason="frozen")
+        for operation, fields in (
+            *removals[:2],
+            ("RenameTable", to_y),
+            ("MoveTable", {"id": ["m", "x", "t"], "new_id": ["s", "moved"]}),
+            ("UpdateTable", {"id": ["m", "x", "t"], "updates": [["id", "id"]]}),
+        ):
+            assert "frozen" in str(error_of(home, "owner", operation, **fields)), (where, operation)
+        with pytest.raises(PermissionDeniedError, match="frozen"):
+            home.owner.insert_into_table({"id": ["m", "x", "t"]}, ROWS_AS_STREAM)
+        lift(home, **where, kind="read_only")
+    protect(home, **table, kind="approval", operations=["DropTable"])
+    for operation, fields in removals:
+        assert isinstance(error_of(home, "owner", operation, **fields), PermissionDeniedError), operation
+    home.grant("bob", "approve", namespace=("m",))
+    [request] = [each for each in home.store.list_approvals(None, 9) if each.operation == "DropTable"]
+    home.as_("bob").call("DecideApproval", {"approval_id": request.id, "approved": True})
+    home.owner.call("DropTable", {"id": ["m", "x", "t"]})
+
+
+def test_entry_below_a_mount_that_cannot_be_used_is_kept_by_its_namespace(home: Catalog, tmp_path: Path) -> None:
+    (tmp_path / "root" / "lake").mkdir()
+    (tmp_path / "root" / "else").mkdir()
+    settings = {"root": str(tmp_path / "root" / "lake"), "mode": "manifest"}
+    allowed = [str(tmp_path / "root" / "else")]
+    home.owner.call("MountCatalog", {"id": ["m"], "kind": "dir", "settings": settings, "max_age_millis": 0})
+    home.owner.call("CreateNamespace", {"id": ["m", "x"]})
+    home.owner.create_table({"id": ["m", "x", "t"]}, ROWS_AS_STREAM)
+    home.owner.call("AlterMount", {"id": ["m"], "allowed_locations": allowed})
+    where = {"object_kind": "namespace", "id": ["m", "x"]}
+    protect(home, **where, reason="books")
+    assert "books" in str(error_of(home, "owner", "DeregisterTable", id=["m", "x", "t"]))
+    lift(home, **where)
+    protect(home, kind="approval", operations=["DropTable"])  # elsewhere
+    home.owner.call("DeregisterTable", {"id": ["m", "x", "t"]})
+
+
+def test_rows_of_a_client_are_refused_before_a_file_is_written(tmp_path: Path) -> None:
+    """Of a session: Arrow's rows by threads here, as Spark's by its tasks, once the table is found."""
+    with tiltyard.connect(str(tmp_path)) as lake:
+        lake.table("t").write(ROWS, mode="create")
+        for where in (lake.table("t").protections, lake.protections):
+            where.set("read-only", reason="new disks")
+            before = sorted(tmp_path.rglob("*.lance"))
+            for mode in ("append", "overwrite"):
+                with pytest.raises(
+                    PermissionDeniedError, match=r"read-only \(set by .*new disks\).*Nothing was written"
+                ):
+                    lake.table("t").write(ROWS, mode=mode)
+            assert sorted(tmp_path.rglob("*.lance")) == before
+            where.lift("read-only")
+        lake.table("t").write(ROWS, mode="append")
+        assert lake.table("t").count() == 4
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ import msgspec
 from lance_namespace.errors import (
     ErrorCode,
     InvalidInputError,
+    InvalidTableStateError,
     LanceNamespaceError,
     NamespaceNotFoundError,
     PermissionDeniedError,
@@ -108,8 +109,14 @@ def _find_object(ctx: Context, name: str, request: Any) -> tuple[str, int, int] 
         if _NAMESPACES in path:
             number = ctx.find_namespace(namespace_id(request.id)).id
             return NAMESPACE, number, number
-    except (TableNotFoundError, NamespaceNotFoundError, InvalidInputError):
-        return None  # the operation says so
+    except (
+        TableNotFoundError,
+        NamespaceNotFoundError,
+        InvalidInputError,
+        InvalidTableStateError,
+        PermissionDeniedError,
+    ):
+        return None  # the operation says so; the last two are of an entry below a mount that cannot be used
     return None
 
 

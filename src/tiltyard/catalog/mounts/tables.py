@@ -208,6 +208,8 @@ def deregister_table(
     try:
         record = ctx.find_table(path)
     except (InvalidTableStateError, PermissionDeniedError):  # of the location: authorization has raised it for others
+        parent = ctx.find_namespace(path.parent).id  # the table itself has no record, nor protections
+        ctx.store.check_removable(parent, 0, f"the table {path}", approved=ctx.approval is not None)
         removed = mount.remove_entry(below)
         return ctx.store_response(models.DeregisterTableResponse(id=list(path), location=removed.location))
     ctx.store.check_removable(record.namespace_id, record.id, f"the table {path}", approved=ctx.approval is not None)

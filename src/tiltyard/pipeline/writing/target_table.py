@@ -8,6 +8,7 @@ also when the job is resumed: it carries the run's id, and is accepted only if n
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,6 +22,8 @@ from lance.dataset import Transaction
 from lance_namespace.errors import (
     ConcurrentModificationError,
     InvalidTableStateError,
+    LanceNamespaceError,
+    PermissionDeniedError,
     TableAlreadyExistsError,
     TableNotFoundError,
     TableSchemaValidationError,
@@ -42,6 +45,8 @@ from tiltyard.pipeline.writing.commit import (
     find_run_version,
 )
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE, FragmentTarget, delete_fragment_files, parse_fragments
+
+log = logging.getLogger("tiltyard.pipeline")
 
 _MAX_COMMITS = 50
 _CHECKPOINT_KEY = "landing"
@@ -215,7 +220,7 @@ def prepare_target(run: Run, table: Table, mode: WriteMode, lineage: JobLineage 
     `lineage` is what the job makes its rows from.
 
     Raises TableAlreadyExistsError, TableNotFoundError (to append to), NamespaceNotFoundError, InvalidTableStateError
-    (the run began with another table).
+    (the run began with another table), PermissionDeniedError (it is read-only).
     """
     state = json.loads(run.checkpoints().get(_CHECKPOINT_KEY, "null")) or _inspect_target(table, mode)
     if "uri" in state:
@@ -282,7 +287,24 @@ def _inspect_target(table: Table, mode: WriteMode) -> dict[str, Any]:
     base = table.latest_version()
     if base and mode is WriteMode.CREATE:
         raise TableAlreadyExistsError(f"{table} exists: append to it, overwrite it, or name another.")
+    _refuse_read_only(table)
     return {"base": base, "declared": False}
+
+
+def _refuse_read_only(table: Table) -> None:
+    """Raise PermissionDeniedError for a table that is read-only, before anything is written that its commit could not
+    record.
+    """
+    try:
+        listed = table.connection.caller().call("ListProtections", object_kind="table", id=table.id)
+    except LanceNamespaceError as error:  # another server than ours, maybe: the commit is refused in any case
+        log.debug("what protects %s is not known before its commit: %s", table, error)
+        return
+    for each in listed["protections"]:
+        if each["kind"] == "read_only":
+            why = f": {each['reason']}" if each.get("reason") else ""
+            where = f"(set by {each['set_by']}{why}, on the {each['object_kind']})"
+            raise PermissionDeniedError(f"{table} is read-only {where}. Nothing was written.")
 
 
 def _declare(table: Table) -> TableLocation:

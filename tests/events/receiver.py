@@ -91,7 +91,10 @@ def short_type(event: dict[str, Any]) -> str:
 
 def sinks_of(**sinks: dict[str, Any]) -> dict[str, str]:
     """Return the environment of a server with these sinks; webhooks have a secret."""
-    signed = {name: ({"secret": "env:SIGNING"} if "url" in sink else {}) | sink for name, sink in sinks.items()}
+    signed = {
+        name: ({"secret": "env:SIGNING"} if sink.get("url", "").startswith("http") else {}) | sink
+        for name, sink in sinks.items()
+    }
     return {"TILTYARD_EVENT_SINKS": json.dumps(signed), "SIGNING": SECRET}
 
 

@@ -12,10 +12,13 @@ from pathlib import Path
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
+from tests.services.certificates import PASSWORD, loopback_certificate
 from tests.services.jvm import HOME, OPTIONS
 from tests.services.ports import reserve_port
 
 VERSION = "4.1.0"
+LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+BROKER_PASSWORD = "opensesame"
 CLUSTER = "MkU3OEVBNTcwNTJENDM2Qk"
 POM = f"""<project><modelVersion>4.0.0</modelVersion>
 <groupId>tests</groupId><artifactId>kafka</artifactId><version>1</version>
@@ -26,10 +29,15 @@ POM = f"""<project><modelVersion>4.0.0</modelVersion>
 SETTINGS = """process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listeners=PLAINTEXT://127.0.0.1:{port},SECURED://127.0.0.1:{secured},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port},SECURED://127.0.0.1:{secured}
 controller.listener.names=CONTROLLER
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SECURED:SASL_SSL,CONTROLLER:PLAINTEXT
+sasl.enabled.mechanisms=PLAIN
+listener.name.secured.plain.sasl.jaas.config={login} required user_ann="{password}";
+listener.name.secured.ssl.keystore.type=PKCS12
+listener.name.secured.ssl.keystore.location={folder}/keys.p12
+listener.name.secured.ssl.keystore.password={store_password}
 log.dirs={folder}/log
 offsets.topic.replication.factor=1
 offsets.topic.num.partitions=1
@@ -58,9 +66,15 @@ def class_path() -> str:
 
 @dataclass
 class Broker:
-    """A running broker: make topics, send messages."""
+    """A running broker: make topics, send messages.
+
+    At `secured` it speaks TLS alone, with a `certificate` of its own, to `ann`.
+    """
 
     servers: str
+    secured: str
+    certificate: Path
+    process: subprocess.Popen[bytes]
     admin: AdminClient = field(init=False)
     producer: Producer = field(init=False)
 
@@ -105,16 +119,19 @@ class Broker:
 @contextmanager
 def kafka_broker(folder: Path) -> Iterator[Broker]:
     """Run a broker with its log in a folder. Raises RuntimeError if it does not start."""
-    (port, reserved), (controller, other) = reserve_port(), reserve_port()
+    (port, reserved), (controller, other), (secured, third) = reserve_port(), reserve_port(), reserve_port()
+    certificate = loopback_certificate(folder).certificate
+    ports = {"port": port, "controller": controller, "secured": secured}
+    passwords = {"login": LOGIN, "password": BROKER_PASSWORD, "store_password": PASSWORD}
     settings = folder / "server.properties"
-    settings.write_text(SETTINGS.format(port=port, controller=controller, folder=folder))
+    settings.write_text(SETTINGS.format(**ports, **passwords, folder=folder))
     java = ["java", "-Xmx256m", *OPTIONS.split(), "-cp", class_path()]
     with (folder / "broker.log").open("ab") as log:
         command = [*java, "kafka.tools.StorageTool", "format", "--cluster-id", CLUSTER, "--config", str(settings)]
         subprocess.run(command, stdout=log, stderr=log, check=True, timeout=120)
         process = subprocess.Popen([*java, "kafka.Kafka", str(settings)], stdout=log, stderr=log, cwd=folder)
     try:
-        broker = Broker(f"127.0.0.1:{port}")
+        broker = Broker(f"127.0.0.1:{port}", f"127.0.0.1:{secured}", certificate, process)
         deadline = time.monotonic() + 180
         while True:
             try:
@@ -129,3 +146,4 @@ def kafka_broker(folder: Path) -> Iterator[Broker]:
         process.wait(30)
         reserved.close()
         other.close()
+        third.close()

@@ -12,11 +12,12 @@ from lance_namespace.errors import InvalidInputError
 
 from tests.streams.change_events import decimal, event, key, plain_event
 from tiltyard.model.jobs import DRIVER_VARIABLE
+from tiltyard.model.kafka_topics import Topic
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.streams.job import stream
-from tiltyard.pipeline.streams.kafka import Topic, read_json_rows, read_properties
+from tiltyard.pipeline.streams.kafka import read_json_rows, read_properties
 from tiltyard.pipeline.streams.messages import Message, UnreadableMessageError, decode_debezium, decode_row
 
 

@@ -97,7 +97,8 @@ def _visible_job(ctx: Context, rights: Rights, event: EventRecord) -> EventRecor
     """
     if _can_see_object(ctx, rights, event) and not _is_bound(rights, event.object_id):
         return event
-    return structs.replace(event, path=None) if event.data.get("requested_by") == ctx.principal.name else None
+    is_own = event.data.get("requested_by") == ctx.principal.name
+    return structs.replace(event, path=None, object_id=None) if is_own else None
 
 
 def _is_bound(rights: Rights, table_id: int | None) -> bool:

@@ -17,6 +17,8 @@ MEDIA_TYPE = "application/cloudevents+json"
 SOURCE = "/tiltyard"
 LOST_EVENTS = "events.lost"
 """The type of the event that tells a reader that events were deleted before it came to them."""
+PARTITION_KEY = "partitionkey"
+"""The attribute that is the same for all events of one object (CloudEvents' extension for partitioning)."""
 CALL = "call"
 """The kind of event that is a record of the audit."""
 
@@ -42,7 +44,10 @@ def _cloud_event(id_: str, type_: str, at: int, subject: str, data: object) -> d
 
 
 def encode_event(record: EventRecord) -> bytes:
-    """Return an event of the outbox as CloudEvent. `sequence` orders the events of a catalog, as text too."""
+    """Return an event of the outbox as CloudEvent.
+
+    `sequence` orders the events of a catalog, as text too.
+    """
     data: dict[str, Any] = {name: value for name, value in record.data.items() if value not in (None, {})}
     if isinstance(bits := data.get("privileges"), int):
         data["privileges"] = privilege_names(bits)
@@ -54,7 +59,14 @@ def encode_event(record: EventRecord) -> bytes:
         data["object_id"] = record.object_id
     at = record.data["at_millis"] if record.kind == CALL else record.at
     event = _cloud_event(record.id, record.type, at, subject_of(record), data)
-    return msgspec.json.encode({**event, "sequence": f"{record.position:020}"})
+    return msgspec.json.encode({**event, "sequence": f"{record.position:020}", PARTITION_KEY: _partition_key(record)})
+
+
+def _partition_key(record: EventRecord) -> str:
+    """Return what orders an event among others: its object, by the id that renaming keeps; a job's is its table."""
+    if record.object_id is not None:
+        return f"{'table' if record.kind == 'job' else record.kind}/{record.object_id}"
+    return f"{record.kind}/{record.data['job'] if 'job' in record.data else subject_of(record)}"
 
 
 def encode_loss(sink: str, after: int, until: int, at: int) -> bytes:

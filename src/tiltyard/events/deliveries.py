@@ -1,4 +1,4 @@
-"""How a sink gets events: by signed requests to a webhook, or as lines of a file that is rotated."""
+"""How a sink gets events: by signed requests to a webhook, as lines of a file that is rotated, or by `kafka`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import urllib3
 
 from tiltyard.events.cloudevents import MEDIA_TYPE
-from tiltyard.events.signatures import ID, SIGNATURE, TIMESTAMP, read_signing_secret, sign
-from tiltyard.model.settings.storages import SecretError, read_secret
+from tiltyard.events.signatures import ID, SIGNATURE, TIMESTAMP, sign
 from tiltyard.runtime.durability import append_lines
 
 if TYPE_CHECKING:
@@ -26,11 +25,15 @@ PASSING = frozenset({408, 409, 425, 429})
 
 
 class NotDeliveredError(Exception):
-    """A sink did not take an event; `attempts` is how often it is worth trying, None for as often as the sink says."""
+    """A sink did not take an event: that behind the first `delivered` ones.
 
-    def __init__(self, reason: str, attempts: int | None = None) -> None:
+    `attempts` is how often it is worth trying, None for as often as the sink says.
+    """
+
+    def __init__(self, reason: str, attempts: int | None = None, delivered: int = 0) -> None:
         super().__init__(reason)
         self.attempts = attempts
+        self.delivered = delivered
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +51,10 @@ class Delivery(Protocol):
     """How many are delivered in one call."""
 
     def deliver(self, messages: Sequence[Message]) -> None:
-        """Deliver messages, in order. Raises NotDeliveredError: then none counts as delivered."""
+        """Deliver messages, in order. Raises NotDeliveredError, which says how many of the first are delivered."""
 
     def close(self) -> None:
         """Close connections."""
-
-
-def open_delivery(name: str, sink: EventSink) -> Delivery:
-    """Return what delivers to a sink. Raises SecretError, for a secret that cannot be read or is none."""
-    if sink.file:
-        return FileDelivery(Path(sink.file), sink.file_bytes, sink.files)
-    owner = f"The event sink {name}"
-    try:
-        key = sink.secret and read_signing_secret(read_secret(owner, sink.secret))
-    except ValueError as error:
-        raise SecretError(f"{owner} has no secret: {error}.") from error
-    return WebhookDelivery(sink, key or None)
 
 
 class WebhookDelivery:

@@ -14,14 +14,17 @@ import time
 import uuid
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lance_namespace.errors import ConcurrentModificationError, LanceNamespaceError
 
 from tiltyard.events.cloudevents import encode_event, encode_loss
-from tiltyard.events.deliveries import Delivery, Message, NotDeliveredError, open_delivery
+from tiltyard.events.deliveries import Delivery, FileDelivery, Message, NotDeliveredError, WebhookDelivery
 from tiltyard.events.filters import EventFilter
-from tiltyard.model.settings.storages import SecretError
+from tiltyard.events.kafka import KafkaDelivery
+from tiltyard.events.signatures import read_signing_secret
+from tiltyard.model.settings.storages import SecretError, read_secret
 from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.runtime.lease import LEASE_MS, Lease
 from tiltyard.runtime.pool import KeyedThreads
@@ -118,6 +121,20 @@ def send_events(
         delivery.close()
 
 
+def open_delivery(name: str, sink: EventSink) -> Delivery:
+    """Return what delivers to a sink. Raises SecretError, for a secret that cannot be read or is none."""
+    if sink.file:
+        return FileDelivery(Path(sink.file), sink.file_bytes, sink.files)
+    if sink.is_topic:
+        return KafkaDelivery(name, sink)
+    owner = f"The event sink {name}"
+    try:
+        key = sink.secret and read_signing_secret(read_secret(owner, sink.secret))
+    except ValueError as error:
+        raise SecretError(f"{owner} has no secret: {error}.") from error
+    return WebhookDelivery(sink, key or None)
+
+
 class _Sender:
     """Sends to one sink, which this process holds the lease of."""
 
@@ -169,25 +186,38 @@ class _Sender:
                 return
             batch = wanted[start : start + size]
             self._position = batch[0].position - 1
-            self._deliver(batch)
-            self._position = batch[-1].position
+            if not self._deliver(batch):
+                return
             if time.monotonic() - self._acknowledged_at >= ACKNOWLEDGE_SECONDS:
                 self._acknowledge()
         self._position = page[-1].position
 
-    def _deliver(self, batch: Sequence[EventRecord]) -> None:
-        """Deliver events; those of a batch that is refused for good are dead letters. Raises NotDeliveredError."""
-        messages = [Message(event.id, encode_event(event)) for event in batch]
-        try:
-            self._delivery.deliver(messages)
-        except NotDeliveredError as error:
-            self._attempts += 1
-            if self._attempts < min(self._sink.attempts, error.attempts or self._sink.attempts):
-                raise
-            for event, message in zip(batch, messages, strict=True):
-                self._bury(event, message, str(error))
-        self._attempts = 0
-        reach(Point.EVENT_SENT)
+    def _deliver(self, batch: Sequence[EventRecord]) -> bool:
+        """Deliver events; one that is refused for good is a dead letter, and those behind it are delivered.
+
+        Returns False where it has to stop before that. Raises NotDeliveredError.
+        """
+        left = [(event, Message(event.id, encode_event(event))) for event in batch]
+        while left:
+            try:
+                self._delivery.deliver([message for _, message in left])
+                delivered = len(left)
+            except NotDeliveredError as error:
+                delivered = error.delivered
+                self._attempts = 1 if delivered else self._attempts + 1
+                if delivered:
+                    self._position = left[delivered - 1][0].position
+                if self._attempts < min(self._sink.attempts, error.attempts or self._sink.attempts):
+                    raise
+                self._bury(*left[delivered], str(error))
+                delivered += 1
+            self._position = left[delivered - 1][0].position
+            self._attempts = 0
+            del left[:delivered]
+            reach(Point.EVENT_SENT)
+            if left and not self._goes_on():
+                return False
+        return True
 
     def _bury(self, event: EventRecord, message: Message, reason: str) -> None:
         log.error("event %s is a dead letter of %s: %s", event.id, self._name, reason)

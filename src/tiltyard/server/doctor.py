@@ -56,7 +56,7 @@ PROCESS_BYTES = 400 << 20
 EXTRAS = {
     "pyspark": ("spark", "jobs of the pipeline"),
     "mcp": ("mcp", "assistants"),
-    "confluent-kafka": ("kafka", "streams of Kafka"),
+    "confluent-kafka": ("kafka", "streams and sinks of Kafka"),
     "opentelemetry-sdk": ("otel", "traces"),
     "openlineage-python": ("openlineage", "events of OpenLineage"),
 }

@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from tiltyard.model.kafka_topics import CONNECTION_PROPERTIES, SCHEME, SECRET_PROPERTIES, Topic
+from tiltyard.model.refusals import RefusedError
 from tiltyard.model.settings.storages import is_reference
 
 MAX_SINKS = 16
@@ -30,11 +32,11 @@ _NAME = re.compile(r"[\w-]{1,64}", re.ASCII)
 
 
 class EventSink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A sink: a webhook at `url`, or a `file` of JSON lines.
+    """A sink: a webhook, or a topic of Kafka, at `url`, or a `file` of JSON lines.
 
     It gets events of `types` (all without any) of the object with the id `object`, and of all in it. `secret` signs
-    what a webhook gets, `headers` are sent with it. An event that was not taken in `attempts` is a dead letter. A
-    file is rotated after `file_bytes`, and the last `files` are kept.
+    what a webhook gets, `headers` are sent with it; `properties` are those of Kafka's client. An event that was not
+    taken in `attempts` is a dead letter. A file is rotated after `file_bytes`, and the last `files` are kept.
     """
 
     url: str = ""
@@ -43,10 +45,16 @@ class EventSink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     object: str = ""
     secret: str = ""
     headers: dict[str, str] = msgspec.field(default_factory=dict)
+    properties: dict[str, str] = msgspec.field(default_factory=dict)
     timeout: float = 10.0
     attempts: int = 12
     file_bytes: int = 64 << 20
     files: int = 10
+
+    @property
+    def is_topic(self) -> bool:
+        """Whether it is a topic of Kafka."""
+        return self.url.startswith(SCHEME)
 
 
 def audit_sink(url: str, headers: Mapping[str, str]) -> EventSink:
@@ -75,13 +83,32 @@ def _sink_problem(name: str, sink: EventSink) -> str | None:
         return "its secret is in plain text, write env:NAME or file:PATH"
     if not 0.1 <= sink.timeout <= MAX_TIMEOUT_SECONDS or not 1 <= sink.attempts <= MAX_EVENT_ATTEMPTS:
         return f"its timeout is 0.1 to {MAX_TIMEOUT_SECONDS:g} seconds, its attempts are 1 to {MAX_EVENT_ATTEMPTS}"
+    if sink.properties and not sink.is_topic:
+        return "properties are those of a topic of Kafka"
+    if sink.is_topic:
+        return _topic_problem(sink)
     return _webhook_problem(sink) if sink.url else _file_problem(sink)
+
+
+def _topic_problem(sink: EventSink) -> str | None:
+    try:
+        Topic.parse(sink.url)
+    except RefusedError:
+        return "its url is kafka://HOST:PORT/TOPIC, with commas between several brokers"
+    if sink.secret or sink.headers:
+        return "a topic has neither secret nor headers, but properties"
+    if unknown := sorted({*sink.properties} - CONNECTION_PROPERTIES):
+        return f"{unknown[0]} is not one of the properties {', '.join(sorted(CONNECTION_PROPERTIES))}"
+    for name in sorted(SECRET_PROPERTIES.intersection(sink.properties)):
+        if not is_reference(sink.properties[name]):
+            return f"its {name} is in plain text, write env:NAME or file:PATH"
+    return None
 
 
 def _webhook_problem(sink: EventSink) -> str | None:
     parts = urlsplit(sink.url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
-        return "its url is one of http or https, without credentials"
+        return "its url is one of http or https, without credentials, or a topic of Kafka"
     if not sink.secret:
         return "a webhook needs a secret, so that its receiver can tell whose messages they are"
     return None

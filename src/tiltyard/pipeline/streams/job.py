@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.contracts.checks import parse_check
+from tiltyard.model.kafka_topics import SCHEME, Topic
 from tiltyard.model.lineage import JobLineage, LineageSource
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline import catalog_client
@@ -36,7 +37,7 @@ from tiltyard.pipeline.sources.filesystem import absolute_path, base_folder, is_
 from tiltyard.pipeline.streams.avro import AvroDecoder
 from tiltyard.pipeline.streams.batches import BatchLimits, StreamSource
 from tiltyard.pipeline.streams.folder import FolderSource
-from tiltyard.pipeline.streams.kafka import SCHEME, KafkaSource, Topic, read_properties
+from tiltyard.pipeline.streams.kafka import KafkaSource, read_properties
 from tiltyard.pipeline.streams.messages import Decoder, decode_debezium, decode_row
 from tiltyard.pipeline.streams.schema_registry import REGISTRY_PROPERTIES, SchemaRegistry
 from tiltyard.pipeline.streams.target import StreamOptions, StreamTable

@@ -6,7 +6,6 @@ The table has the offsets, not Kafka: there is no consumer group. Messages of ab
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 from lance_namespace.errors import ServiceUnavailableError
 
+from tiltyard.model.kafka_topics import CONNECTION_PROPERTIES, Topic
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.jobs import is_worker_driver
 from tiltyard.pipeline.sources.casts import ColumnSelection
@@ -31,9 +31,6 @@ from tiltyard.pipeline.streams.schema_registry import REGISTRY_PROPERTIES
 
 log = logging.getLogger("tiltyard.pipeline")
 
-SCHEME = "kafka://"
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
-_SERVERS = re.compile(r"[^/@\s?#]+")
 ANSWER_SECONDS = 20.0
 """How long the brokers may take to describe a topic."""
 POLL_SECONDS = 0.2
@@ -44,31 +41,13 @@ MAX_QUEUED_KIB = 32 << 10
 MAX_FILE_BYTES = 64 << 10
 MAX_ROW_TEXT = 10_000
 
-ALLOWED_PROPERTIES = frozenset(
-    {
-        "bootstrap.servers", "client.id", "client.rack", "isolation.level", "security.protocol", "sasl.mechanism",
-        "sasl.mechanisms", "sasl.username", "sasl.password", "ssl.ca.location", "ssl.certificate.location",
-        "ssl.key.location", "ssl.key.password", "ssl.endpoint.identification.algorithm", "socket.timeout.ms",
-        "fetch.message.max.bytes", "receive.message.max.bytes",
-    }
-)  # fmt: skip
-"""The client's properties that a file may have, beside those of a registry: none that load code or write files."""
-
-
-@dataclass(frozen=True, slots=True)
-class Topic:
-    """A topic of some brokers: `kafka://HOST:PORT,…/NAME`."""
-
-    servers: str
-    name: str
-
-    @classmethod
-    def parse(cls, uri: str) -> Topic:
-        """Parse the address of a topic. Raises RefusedError."""
-        servers, _, name = uri.removeprefix(SCHEME).partition("/")
-        if not (_SERVERS.fullmatch(servers) and _TOPIC.fullmatch(name)):
-            raise RefusedError("A topic is kafka://HOST:PORT/TOPIC, with commas between several brokers.")
-        return cls(servers, name)
+ALLOWED_PROPERTIES = CONNECTION_PROPERTIES | {
+    "bootstrap.servers",
+    "isolation.level",
+    "fetch.message.max.bytes",
+    "receive.message.max.bytes",
+}
+"""The client's properties that a file may have, beside those of a registry."""
 
 
 def read_properties(file: str | None, topic: Topic) -> dict[str, str]:

@@ -6,22 +6,17 @@ import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import click
 
-from tiltyard.cli.session.failures import CommandError, ExitStatus, describe_failure, exit_on_failure, status_of
-from tiltyard.cli.session.target import choose_target, defer_imports, named_server, open_root, server_options
+from tiltyard.cli.session.failures import CommandError, ExitStatus, exit_on_failure
+from tiltyard.cli.session.target import CatalogTarget, choose_target, defer_imports, named_server, server_options
 from tiltyard.config import NAMES, ConfigError, Settings, load_settings
 from tiltyard.model.settings.setting_names import unknown_variables
 from tiltyard.runtime.process import refuse
-
-if TYPE_CHECKING:
-    from tiltyard.calls.caller import Caller
-
 
 Command = Callable[..., None]
 
@@ -69,77 +64,45 @@ def settings_options(*names: str) -> Callable[[Command], Command]:
     return decorate
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CatalogPlace:
-    """Where the catalog of a command is: a server, by its `url` and a `key`, or the database of the `settings`."""
-
-    settings: Settings
-    url: str
-    key: str
-
-    @contextmanager
-    def connect(self, *, creates: bool = False, database_alone: bool = False) -> Iterator[Caller]:
-        """Yield what calls the catalog's operations; an error of them ends the command with one sentence.
-
-        A catalog that does not exist is made only if the command `creates`: a mistyped root would look like an empty
-        one. Operations that need the `database_alone` run in this process without its storage and its mounts.
-        """
-        defer_imports()
-        from lance_namespace.errors import LanceNamespaceError
-
-        from tiltyard.calls.http_caller import HttpCaller, key_headers
-
-        try:
-            if self.url:
-                caller: Caller = HttpCaller(self.url, key_headers(self.key))
-            else:
-                caller = open_root(self.settings, creates=creates, database_alone=database_alone)
-            with caller:
-                yield caller
-        except CommandError as error:
-            refuse(str(error), error.status)
-        except LanceNamespaceError as error:
-            refuse(describe_failure(error, str(error)), status_of(error))
-
-
 def catalog_options(command: Command) -> Command:
     """Add options for the catalog to work on: a server's, by URL or profile, or the database of the settings.
 
     Where neither options nor variables name one, it is the server of the current profile, as for `tiltyard ls`; without
-    a profile it is the database. The command gets a CatalogPlace.
+    a profile it is the database. The command gets a CatalogTarget, and fails in one sentence.
     """
 
     @settings_options(*DATABASE)
     @functools.wraps(command)
-    def with_settings(settings: Settings, url: str, key: str, **arguments: Any) -> None:
-        command(CatalogPlace(settings, url, key), **arguments)
+    def with_settings(settings: Settings, place: CatalogTarget, **arguments: Any) -> None:
+        defer_imports()
+        with exit_on_failure():
+            command(place if place.url else CatalogTarget(settings=settings), **arguments)
 
     @functools.wraps(with_settings)
     def run(server: str, profile: str, key: str, **arguments: Any) -> None:
         is_database_named = any(arguments[name] for name in (*DATABASE, "config"))
-        url, key = _choose_server(server, profile, key, is_database_named=is_database_named)
-        with_settings(url=url, key=key, **arguments)
+        with exit_on_failure():
+            place = _choose_server(server, profile, key, is_database_named=is_database_named)
+        with_settings(place=place, **arguments)
 
     return server_options(run)
 
 
-def _choose_server(server: str, profile: str, key: str, *, is_database_named: bool) -> tuple[str, str]:
-    """Return the URL and the key of the server to use; ("", "") for the database of the settings."""
+def _choose_server(server: str, profile: str, key: str, *, is_database_named: bool) -> CatalogTarget:
+    """Return the server to use; one without a URL for the database of the settings. Raises CommandError."""
     from tiltyard.cli.session.profiles import read_profiles
 
-    with exit_on_failure():
-        if is_database_named and (server or profile):
-            raise CommandError("A server and a database both say where: leave one out.", ExitStatus.USAGE)
-        if not (is_database_named or server or profile):
-            is_server_named = named_server(os.environ) or os.environ.get("TILTYARD_PROFILE")
-            is_database_set = any(os.environ.get(f"TILTYARD_{name}") for name in ("ROOT", "DB", "CONFIG"))
-            is_database_named = not is_server_named and (is_database_set or not read_profiles().current)
-        if not is_database_named:
-            target = choose_target(server, "", "", profile, key)
-            return target.url, target.key
-        if key:
-            raise CommandError("--key is for a server: name it by --server, or --profile.", ExitStatus.USAGE)
-    return "", ""
+    if is_database_named and (server or profile):
+        raise CommandError("A server and a database both say where: leave one out.", ExitStatus.USAGE)
+    if not (is_database_named or server or profile):
+        is_server_named = named_server(os.environ) or os.environ.get("TILTYARD_PROFILE")
+        is_database_set = any(os.environ.get(f"TILTYARD_{name}") for name in ("ROOT", "DB", "CONFIG"))
+        is_database_named = not is_server_named and (is_database_set or not read_profiles().current)
+    if not is_database_named:
+        return choose_target(server, "", "", profile, key)
+    if key:
+        raise CommandError("--key is for a server: name it by --server, or --profile.", ExitStatus.USAGE)
+    return CatalogTarget()
 
 
 def typed_options(options: type) -> Callable[[Command], Command]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tiltyard.cli.options import CatalogPlace, catalog_options
+from tiltyard.cli.options import catalog_options
+from tiltyard.cli.output.cells import format_time
 from tiltyard.cli.session.ids import TABLE, TABLE_OR_NAMESPACE, TypedId
+from tiltyard.cli.session.target import CatalogTarget, opened_catalog
 from tiltyard.runtime.process import refuse
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 )
 @catalog_options
 def undrop(
-    place: CatalogPlace,
+    target: CatalogTarget,
     table: TypedId | None,
     namespace: TypedId | None,
     new_id: TypedId | None,
@@ -45,7 +46,7 @@ def undrop(
         refuse("Name a table or a --namespace, not both.")
     if (new_id is not None or dropped_id is not None) and table is namespace is None:
         refuse("Name the table or the --namespace to bring back.")
-    with place.connect() as calls:
+    with opened_catalog(target) as calls:
         if table is not None:
             _undrop_table(calls, table, new_id or table, dropped_id)
         elif namespace is not None:
@@ -79,5 +80,5 @@ def _list_dropped(calls: Caller) -> None:
 
 
 def _print_dropped(dropped: dict[str, Any], kind: str) -> None:
-    until = datetime.fromtimestamp(dropped["due_at_millis"] / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+    until = format_time(dropped["due_at_millis"])
     click.echo(f"{dropped['dropped_id']:>8}  {kind:<18}  until {until}  {TypedId(dropped['id'])}")

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from tiltyard.cli.command_groups import CommandGroup
-from tiltyard.cli.options import CatalogPlace, catalog_options
+from tiltyard.cli.options import catalog_options
+from tiltyard.cli.session.target import CatalogTarget, opened_catalog
 from tiltyard.model.text.typed_ids import parse_grantee
 from tiltyard.runtime.process import refuse
 
@@ -32,7 +33,7 @@ grantee_option = click.option(
 @object_option
 @grantee_option
 @catalog_options
-def grant(place: CatalogPlace, **arguments: Any) -> None:
+def grant(target: CatalogTarget, **arguments: Any) -> None:
     """Grant PRIVILEGES, separated by commas, on the server, a namespace (and all below it) or a table.
 
     use, read, write, alter, create, drop, manage_grants, run_udfs, create_function,
@@ -43,7 +44,7 @@ def grant(place: CatalogPlace, **arguments: Any) -> None:
       tiltyard grant read --on namespace:sales --to role:analysts --root ./data
       tiltyard grant read,write --on 'table:sales$orders' --to ann --url https://lake.example.org
     """
-    _change_privileges(place, "GrantPrivileges", **arguments)
+    _change_privileges(target, "GrantPrivileges", **arguments)
 
 
 @click.command("revoke", short_help="Revoke privileges.")
@@ -51,19 +52,19 @@ def grant(place: CatalogPlace, **arguments: Any) -> None:
 @object_option
 @grantee_option
 @catalog_options
-def revoke(place: CatalogPlace, **arguments: Any) -> None:
+def revoke(target: CatalogTarget, **arguments: Any) -> None:
     """Revoke PRIVILEGES that were granted on this object; inherited ones stay.
 
     \b
     Example:
       tiltyard revoke write --on 'table:sales$orders' --to ann --root ./data
     """
-    _change_privileges(place, "RevokePrivileges", **arguments)
+    _change_privileges(target, "RevokePrivileges", **arguments)
 
 
-def _change_privileges(place: CatalogPlace, operation: str, *, privileges: str, securable: str, grantee: str) -> None:
+def _change_privileges(target: CatalogTarget, operation: str, *, privileges: str, securable: str, grantee: str) -> None:
     """Grant or revoke privileges, and print those that the grantee has on the object now."""
-    with place.connect() as calls:
+    with opened_catalog(target) as calls:
         fields = {**parse_object(securable), **parse_grantee(grantee)}
         privileges_now = calls.call(operation, **fields, privileges=privileges.split(","))["privileges"]
     click.echo(f"{grantee} has {', '.join(privileges_now) or 'nothing'} on {securable or 'server'}")
@@ -73,7 +74,7 @@ def _change_privileges(place: CatalogPlace, operation: str, *, privileges: str, 
 @object_option
 @click.option("--to", "grantee", default="", metavar="WHO", help="Only grants of this grantee, on all objects.")
 @catalog_options
-def grants(place: CatalogPlace, securable: str, grantee: str) -> None:
+def grants(target: CatalogTarget, securable: str, grantee: str) -> None:
     """List the grants on an object, or those of a principal, a role or a group.
 
     \b
@@ -82,7 +83,7 @@ def grants(place: CatalogPlace, securable: str, grantee: str) -> None:
       tiltyard grants --to role:analysts --root ./data
     """
     everywhere = grantee and not securable
-    with place.connect() as calls:
+    with opened_catalog(target) as calls:
         request = parse_grantee(grantee) if everywhere else {**parse_object(securable), "grantee": grantee or None}
         for entry in calls.entries("ListGrants", "grants", **request):
             name = f"{entry['grantee_kind']}:{entry['grantee']}"
@@ -91,14 +92,14 @@ def grants(place: CatalogPlace, securable: str, grantee: str) -> None:
 
 @click.command("whoami", short_help="Show the principal of a key.")
 @catalog_options
-def whoami(place: CatalogPlace) -> None:
+def whoami(target: CatalogTarget) -> None:
     """Show the principal of a key according to the server, with its groups, roles and privileges on the server.
 
     \b
     Example:
       tiltyard whoami --url https://lake.example.org
     """
-    with place.connect() as calls:
+    with opened_catalog(target) as calls:
         identity = calls.call("WhoAmI")
     click.echo(f"principal:  {identity['principal']}{', an administrator' if identity['administrator'] else ''}")
     click.echo(f"known by:   {identity['method']}")
@@ -113,7 +114,7 @@ def whoami(place: CatalogPlace) -> None:
 @object_option
 @click.option("--group", "groups", multiple=True, help="A group in the token of WHO; repeatable.")
 @catalog_options
-def can(place: CatalogPlace, principal: str, privileges: str, securable: str, groups: tuple[str, ...]) -> None:
+def can(target: CatalogTarget, principal: str, privileges: str, securable: str, groups: tuple[str, ...]) -> None:
     """Check whether WHO has PRIVILEGES on an object; exit with status 0 if so, 3 if not. WHO is `me` for the caller.
 
     \b
@@ -122,7 +123,7 @@ def can(place: CatalogPlace, principal: str, privileges: str, securable: str, gr
       tiltyard can me read --on namespace:sales --url https://lake.example.org
     """
     grantee = {} if principal == "me" else {**parse_grantee(principal), "groups": list(groups) or None}
-    with place.connect() as calls:
+    with opened_catalog(target) as calls:
         response = calls.call("CheckPrivileges", **parse_object(securable), **grantee, privileges=privileges.split(","))
     if response["allowed"]:
         click.echo("yes")
@@ -162,14 +163,14 @@ def role() -> None:
 
 @role.command("list", short_help="List roles with their members.")
 @catalog_options
-def list_roles(place: CatalogPlace) -> None:
+def list_roles(target: CatalogTarget) -> None:
     """List roles with their members.
 
     \b
     Example:
       tiltyard role list --root ./data
     """
-    with place.connect() as calls:
+    with opened_catalog(target) as calls:
         for entry in calls.entries("ListRoles", "roles"):
             members = (f"{member['kind']}:{member['name']}" for member in entry["members"])
             click.echo(f"{entry['name']}  {' '.join(members)}".rstrip())
@@ -179,14 +180,14 @@ def list_roles(place: CatalogPlace) -> None:
 @click.argument("name", metavar="ROLE")
 @click.argument("members", nargs=-1)
 @catalog_options
-def add(place: CatalogPlace, name: str, members: tuple[str, ...]) -> None:
+def add(target: CatalogTarget, name: str, members: tuple[str, ...]) -> None:
     """Add members to a role, which is created if missing: principals by name, groups as group:NAME.
 
     \b
     Example:
       tiltyard role add analysts ann group:night --root ./data
     """
-    with place.connect() as calls:
+    with opened_catalog(target) as calls:
         if not any(entry["name"] == name for entry in calls.entries("ListRoles", "roles")):
             calls.call("CreateRole", role=name)
         if not members:
@@ -201,14 +202,14 @@ def add(place: CatalogPlace, name: str, members: tuple[str, ...]) -> None:
 @click.argument("name", metavar="ROLE")
 @click.argument("members", nargs=-1)
 @catalog_options
-def remove(place: CatalogPlace, name: str, members: tuple[str, ...]) -> None:
+def remove(target: CatalogTarget, name: str, members: tuple[str, ...]) -> None:
     """Remove members from a role; without members, drop the role with its grants.
 
     \b
     Example:
       tiltyard role remove analysts ann --root ./data
     """
-    with place.connect() as calls:
+    with opened_catalog(target) as calls:
         if not members:
             calls.call("DropRole", role=name)
             click.echo(f"{name} is dropped.")
@@ -250,7 +251,7 @@ def policy() -> None:
 )
 @catalog_options
 def set_policy(
-    place: CatalogPlace,
+    target: CatalogTarget,
     table: str,
     name: str,
     row_filter: str | None,
@@ -269,34 +270,34 @@ def set_policy(
     masks += [{"column": column, "mask": "null"} for column in nulled]
     masks += [_parse_mask(text) for text in masked]
     fields = {"name": name, "filter": row_filter, "masks": masks, "exempt_roles": list(exempt_roles)}
-    _print_policies(place, "SetTablePolicy", table, **fields)
+    _print_policies(target, "SetTablePolicy", table, **fields)
 
 
 @policy.command("list", short_help="List the policies of a table.")
 @click.argument("table")
 @catalog_options
-def list_policies(place: CatalogPlace, table: str) -> None:
+def list_policies(target: CatalogTarget, table: str) -> None:
     """List the policies of TABLE.
 
     \b
     Example:
       tiltyard policy list 'hr$people' --root ./data
     """
-    _print_policies(place, "ListTablePolicies", table)
+    _print_policies(target, "ListTablePolicies", table)
 
 
 @policy.command("drop", short_help="Drop a policy.")
 @click.argument("table")
 @click.argument("name")
 @catalog_options
-def drop(place: CatalogPlace, table: str, name: str) -> None:
+def drop(target: CatalogTarget, table: str, name: str) -> None:
     """Drop the policy NAME of TABLE: what it hid becomes visible to the principals it restricted.
 
     \b
     Example:
       tiltyard policy drop 'hr$people' private --root ./data
     """
-    _print_policies(place, "DropTablePolicy", table, name=name)
+    _print_policies(target, "DropTablePolicy", table, name=name)
 
 
 def _parse_mask(text: str) -> dict[str, str]:
@@ -306,11 +307,11 @@ def _parse_mask(text: str) -> dict[str, str]:
     return {"column": column, "mask": "expression", "expression": expression}
 
 
-def _print_policies(place: CatalogPlace, operation: str, table: str, **fields: Any) -> None:
+def _print_policies(target: CatalogTarget, operation: str, table: str, **fields: Any) -> None:
     """Run an operation on a table's policies, and print all that the table has now."""
     from tiltyard.model.ids import parse_id
 
-    with place.connect() as calls:
+    with opened_catalog(target) as calls:
         policies = calls.call(operation, id=list(parse_id(table)), **fields)["policies"]
         for policy in policies:
             parts = [f"rows where {policy['filter']}"] if policy.get("filter") is not None else []

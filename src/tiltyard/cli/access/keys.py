@@ -6,13 +6,14 @@ The database is enough: keys can be made where the storage cannot be reached, or
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import click
 
 from tiltyard.cli.command_groups import CommandGroup
-from tiltyard.cli.options import CatalogPlace, catalog_options
+from tiltyard.cli.options import catalog_options
+from tiltyard.cli.output.cells import format_time
+from tiltyard.cli.session.target import CatalogTarget, opened_catalog
 from tiltyard.runtime.process import refuse
 
 DAYS = click.FloatRange(min=0, min_open=True, max=36_500)
@@ -38,7 +39,7 @@ def key() -> None:
 @click.option("--note", default="", help="What the key is for.")
 @catalog_options
 def create(
-    place: CatalogPlace,
+    target: CatalogTarget,
     principal: str,
     administrator: bool,
     expires_days: float | None,
@@ -51,7 +52,7 @@ def create(
       tiltyard key create ann --url https://lake.example.org --expires-days 90 --note "the nightly load"
       tiltyard key create --administrator --root ./data
     """
-    with place.connect(creates=True, database_alone=True) as calls:
+    with opened_catalog(target, creates=True, database_alone=True) as calls:
         created = calls.call(
             "CreateApiKey",
             principal=principal,
@@ -65,7 +66,7 @@ def create(
 @key.command("list", short_help="List keys, without their secrets.")
 @click.argument("principal", required=False)
 @catalog_options
-def list_keys(place: CatalogPlace, principal: str | None) -> None:
+def list_keys(target: CatalogTarget, principal: str | None) -> None:
     """List the keys of a principal, or all: their ids, principals, last use and expiry.
 
     Who is no administrator of the server sees the own ones.
@@ -74,7 +75,7 @@ def list_keys(place: CatalogPlace, principal: str | None) -> None:
     Example:
       tiltyard key list ann --root ./data
     """
-    with place.connect(database_alone=True) as calls:
+    with opened_catalog(target, database_alone=True) as calls:
         for entry in calls.entries("ListApiKeys", "keys", principal=principal):
             click.echo(_format_key(entry))
 
@@ -84,14 +85,14 @@ def list_keys(place: CatalogPlace, principal: str | None) -> None:
 @click.option("--overlap-hours", type=HOURS, default=24.0, show_default=True, help="Hours for which both keys work.")
 @click.option("--expires-days", type=DAYS, help="Days after which the new key expires [default: never].")
 @catalog_options
-def rotate(place: CatalogPlace, key_id: str, overlap_hours: float, expires_days: float | None) -> None:
+def rotate(target: CatalogTarget, key_id: str, overlap_hours: float, expires_days: float | None) -> None:
     """Create a key that replaces another one, which keeps working for a while; print it on standard output.
 
     \b
     Example:
       tiltyard key rotate 0f3c9a6b12d4e578 --overlap-hours 1
     """
-    with place.connect(database_alone=True) as calls:
+    with opened_catalog(target, database_alone=True) as calls:
         overlap = int(overlap_hours * HOUR_SECONDS)
         lifetime = _lifetime(expires_days)
         created = calls.call("RotateApiKey", key_id=key_id, overlap_seconds=overlap, expires_in_seconds=lifetime)
@@ -102,7 +103,7 @@ def rotate(place: CatalogPlace, key_id: str, overlap_hours: float, expires_days:
 @click.argument("key_ids", nargs=-1)
 @click.option("--all-tokens", is_flag=True, help="Revoke all tokens that the servers have signed; on the database.")
 @catalog_options
-def revoke(place: CatalogPlace, key_ids: tuple[str, ...], all_tokens: bool) -> None:
+def revoke(target: CatalogTarget, key_ids: tuple[str, ...], all_tokens: bool) -> None:
     """Revoke keys, on every server within seconds, with the tokens that were issued for them.
 
     \b
@@ -114,15 +115,15 @@ def revoke(place: CatalogPlace, key_ids: tuple[str, ...], all_tokens: bool) -> N
 
     if not key_ids and not all_tokens:
         refuse("Name the keys to revoke, or set --all-tokens.")
-    if all_tokens and place.url:
+    if all_tokens and target.url:
         refuse("--all-tokens works on the catalog's database: name it by --root or --db.")
     if key_ids:
-        with place.connect(database_alone=True) as calls:
+        with opened_catalog(target, database_alone=True) as calls:
             for key_id in key_ids:
                 calls.call("RevokeApiKey", key_id=key_id)
                 click.echo(f"{key_id} is revoked.")
     if all_tokens:
-        with open_database(place.settings) as store:
+        with open_database(target.read_settings()) as store:
             store.delete_signing_keys()
         click.echo("All tokens are revoked.")
 
@@ -139,17 +140,17 @@ def principal() -> None:
 
 @principal.command("list", short_help="List principals.")
 @catalog_options
-def list_principals(place: CatalogPlace) -> None:
+def list_principals(target: CatalogTarget) -> None:
     """List the principals that have keys or were altered.
 
     \b
     Example:
       tiltyard principal list --root ./data
     """
-    with place.connect(database_alone=True) as calls:
+    with opened_catalog(target, database_alone=True) as calls:
         for entry in calls.entries("ListPrincipals", "principals"):
             words = " ".join(word for word in ("administrator", "disabled") if entry[word])
-            click.echo(f"{_format_time(entry['created_at_millis'])}  {entry['name']}  {words}".rstrip())
+            click.echo(f"{format_time(entry['created_at_millis'])}  {entry['name']}  {words}".rstrip())
 
 
 @principal.command("alter", short_help="Disable a principal, or make it an administrator.")
@@ -157,7 +158,7 @@ def list_principals(place: CatalogPlace) -> None:
 @click.option("--administrator/--no-administrator", default=None, help="Whether it has all privileges.")
 @click.option("--disabled/--enabled", default=None, help="Whether its requests are refused.")
 @catalog_options
-def alter(place: CatalogPlace, name: str, administrator: bool | None, disabled: bool | None) -> None:
+def alter(target: CatalogTarget, name: str, administrator: bool | None, disabled: bool | None) -> None:
     """Disable a principal or make it an administrator, or revert that. A new name is added.
 
     \b
@@ -167,7 +168,7 @@ def alter(place: CatalogPlace, name: str, administrator: bool | None, disabled: 
     """
     if administrator is None and disabled is None:
         refuse("Choose what to change: --administrator, --no-administrator, --disabled or --enabled.")
-    with place.connect(database_alone=True) as calls:
+    with opened_catalog(target, database_alone=True) as calls:
         entry = calls.call("AlterPrincipal", principal=name, administrator=administrator, disabled=disabled)[
             "principal"
         ]
@@ -185,17 +186,13 @@ def _print_key(created: Mapping[str, Any]) -> None:
 def _format_key(entry: Mapping[str, Any]) -> str:
     used_at, revoked_at = entry.get("last_used_at_millis"), entry.get("revoked_at_millis")
     expires_at = entry.get("expires_at_millis")
-    used = f"used {_format_time(used_at)}" if used_at else "never used"
+    used = f"used {format_time(used_at)}" if used_at else "never used"
     if revoked_at is not None:
-        end = f"revoked {_format_time(revoked_at)}"
+        end = f"revoked {format_time(revoked_at)}"
     else:
-        end = f"until {_format_time(expires_at)}" if expires_at is not None else "for ever"
-    created, note = _format_time(entry["created_at_millis"]), entry.get("note") or ""
-    return f"{entry['key_id']}  {created}  {end:<22}  {used:<21}  {entry['principal']}  {note}".rstrip()
-
-
-def _format_time(millis: int) -> str:
-    return datetime.fromtimestamp(millis / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+        end = f"until {format_time(expires_at)}" if expires_at is not None else "for ever"
+    created, note = format_time(entry["created_at_millis"]), entry.get("note") or ""
+    return f"{entry['key_id']}  {created}  {end:<27}  {used:<24}  {entry['principal']}  {note}".rstrip()
 
 
 def _lifetime(days: float | None) -> int | None:

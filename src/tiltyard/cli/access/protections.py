@@ -8,7 +8,8 @@ import click
 
 from tiltyard.cli.access.grants import format_object, object_option, parse_object
 from tiltyard.cli.command_groups import CommandGroup
-from tiltyard.cli.options import CatalogPlace, catalog_options
+from tiltyard.cli.options import catalog_options
+from tiltyard.cli.session.target import CatalogTarget, opened_catalog
 
 KINDS = ("deletion", "hold", "read-only", "approval")
 operations_option = click.option(
@@ -42,7 +43,7 @@ def protect() -> None:
 @click.option("--reason", default="", help="Why; whoever is refused reads it. A legal hold needs one.")
 @catalog_options
 def set_protection(
-    place: CatalogPlace, kind: str, securable: str, operations: tuple[str, ...], dropped_id: int | None, reason: str
+    target: CatalogTarget, kind: str, securable: str, operations: tuple[str, ...], dropped_id: int | None, reason: str
 ) -> None:
     """Protect an object by KIND: deletion, hold, read-only or approval.
 
@@ -52,7 +53,7 @@ def set_protection(
       tiltyard protect set read-only --on server --reason 'moving to new disks' --url https://lake.example.org
     """
     fields = {**parse_object(securable), "dropped_id": dropped_id}
-    with place.connect() as calls:
+    with opened_catalog(target) as calls:
         calls.call("SetProtection", **fields, kind=kind, reason=reason or None, operations=list(operations) or None)
     click.echo(f"{securable or 'server'} is protected: {', '.join((kind, *operations))}")
 
@@ -64,7 +65,7 @@ def set_protection(
 @click.option("--dropped-id", type=int, help="The table is a dropped one, with this id (`tiltyard undrop list`).")
 @catalog_options
 def lift_protection(
-    place: CatalogPlace, kind: str, securable: str, operations: tuple[str, ...], dropped_id: int | None
+    target: CatalogTarget, kind: str, securable: str, operations: tuple[str, ...], dropped_id: int | None
 ) -> None:
     """Lift the protection KIND from the object that it was set on; what that inherits stays.
 
@@ -73,7 +74,7 @@ def lift_protection(
       tiltyard protect lift hold --on 'table:sales$orders' --url https://lake.example.org
     """
     fields = {**parse_object(securable), "dropped_id": dropped_id}
-    with place.connect() as calls:
+    with opened_catalog(target) as calls:
         lifted = calls.call("LiftProtection", **fields, kind=kind, operations=list(operations) or None)
     click.echo(f"{securable or 'server'} is no longer protected: {kind}")
     for entry in lifted["protections"]:
@@ -85,7 +86,7 @@ def lift_protection(
     "--on", "securable", default="", metavar="OBJECT", help="Only what protects this object, inherited or not."
 )
 @catalog_options
-def list_protections(place: CatalogPlace, securable: str) -> None:
+def list_protections(target: CatalogTarget, securable: str) -> None:
     """List the protections of the catalog, or those of an object with what it inherits.
 
     \b
@@ -93,7 +94,7 @@ def list_protections(place: CatalogPlace, securable: str) -> None:
       tiltyard protect list --root ./data
       tiltyard protect list --on 'table:sales$orders' --url https://lake.example.org
     """
-    with place.connect() as calls:
+    with opened_catalog(target) as calls:
         if securable:
             entries = calls.call("ListProtections", **parse_object(securable))["protections"]
         else:
@@ -105,14 +106,14 @@ def list_protections(place: CatalogPlace, securable: str) -> None:
 @protect.command("requests", short_help="List calls that need approval.")
 @click.option("--all", "show_all", is_flag=True, help="Those that are decided, too.")
 @catalog_options
-def list_requests(place: CatalogPlace, show_all: bool) -> None:
+def list_requests(target: CatalogTarget, show_all: bool) -> None:
     """List the calls that wait for approval: your own, and those that you may decide.
 
     \b
     Example:
       tiltyard protect requests --url https://lake.example.org
     """
-    with place.connect() as calls:
+    with opened_catalog(target) as calls:
         for entry in calls.entries("ListApprovals", "approvals"):
             if show_all or entry["status"] == "requested":
                 by = f"requested by {entry['requested_by']}"
@@ -123,31 +124,31 @@ def list_requests(place: CatalogPlace, show_all: bool) -> None:
 @protect.command("approve", short_help="Approve a call of another principal.")
 @click.argument("approval_id", metavar="ID")
 @catalog_options
-def approve(place: CatalogPlace, approval_id: str) -> None:
+def approve(target: CatalogTarget, approval_id: str) -> None:
     """Approve a call, which its caller then sends once more. Whoever has requested it cannot.
 
     \b
     Example:
       tiltyard protect approve 5b0c0f3e-1f4e-4c7e-9a52-0d7f4f3a2b11 --url https://lake.example.org
     """
-    _decide(place, approval_id, approved=True)
+    _decide(target, approval_id, approved=True)
 
 
 @protect.command("deny", short_help="Deny a call of another principal.")
 @click.argument("approval_id", metavar="ID")
 @catalog_options
-def deny(place: CatalogPlace, approval_id: str) -> None:
+def deny(target: CatalogTarget, approval_id: str) -> None:
     """Deny a call that waits for approval.
 
     \b
     Example:
       tiltyard protect deny 5b0c0f3e-1f4e-4c7e-9a52-0d7f4f3a2b11 --url https://lake.example.org
     """
-    _decide(place, approval_id, approved=False)
+    _decide(target, approval_id, approved=False)
 
 
-def _decide(place: CatalogPlace, approval_id: str, *, approved: bool) -> None:
-    with place.connect() as calls:
+def _decide(target: CatalogTarget, approval_id: str, *, approved: bool) -> None:
+    with opened_catalog(target) as calls:
         entry = calls.call("DecideApproval", approval_id=approval_id, approved=approved)["approval"]
     click.echo(f"{entry['operation']} of {entry['requested_by']} is {entry['status']}: {entry['request']}")
 

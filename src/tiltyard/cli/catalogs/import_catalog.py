@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tiltyard.cli.interruption import exit_interrupted, interruptible
-from tiltyard.cli.options import CatalogPlace, catalog_options
+from tiltyard.cli.options import catalog_options
 from tiltyard.cli.output.progress import progress_bar
+from tiltyard.cli.session.target import CatalogTarget, opened_catalog
 from tiltyard.model.settings.storages import SecretError, is_reference, read_secret
 from tiltyard.runtime.process import refuse
 
@@ -128,7 +129,7 @@ class Report:
 @click.option("--report", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write a report as JSON.")
 @catalog_options
 def import_catalog(
-    place: CatalogPlace,
+    place: CatalogTarget,
     source: str,
     target: str | None,
     copy: bool,
@@ -158,7 +159,7 @@ def import_catalog(
     is_return = mounted is not None
     options = {"copy": copy or None, "keep_entry": keep_entries or None, "allow_wider_access": allow_wider_access}
     report = Report(source, mounted or target or "")
-    with interruptible() as interruption, place.connect() as calls:
+    with interruptible() as interruption, opened_catalog(place) as calls:
         ends = parse_id(source), parse_id(report.target)
         _check_ends(calls, *ends, is_return=is_return)
         plan = list(_plan(calls, *ends))

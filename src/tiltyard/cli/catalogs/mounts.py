@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tiltyard.cli.command_groups import CommandGroup
-from tiltyard.cli.options import CatalogPlace, catalog_options, parse_pairs
+from tiltyard.cli.options import catalog_options, parse_pairs
 from tiltyard.cli.session.failures import ExitStatus
+from tiltyard.cli.session.target import CatalogTarget, opened_catalog
 from tiltyard.runtime.process import refuse
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def mount() -> None:
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="A property of the namespace.")
 @catalog_options
 def add(
-    place: CatalogPlace,
+    target: CatalogTarget,
     name: str,
     kind: str,
     uri: str | None,
@@ -90,7 +91,7 @@ def add(
         --set token=env:TILTYARD_MOUNT_UNITY --allow s3://lake/tables --url https://lake.example.org
     """
     values = settings_with_uri(kind, uri, parse_settings(texts))
-    with place.connect(creates=True) as calls:
+    with opened_catalog(target, creates=True) as calls:
         response = calls.call(
             "MountCatalog",
             id=_parse_name(name),
@@ -107,14 +108,14 @@ def add(
 
 @mount.command("list", short_help="List the mounts.")
 @catalog_options
-def list_mounts(place: CatalogPlace) -> None:
+def list_mounts(target: CatalogTarget) -> None:
     """List the mounts with their settings, and which of them do not answer.
 
     \b
     Example:
       tiltyard mount list --root ./data
     """
-    with place.connect() as calls:
+    with opened_catalog(target) as calls:
         for entry in calls.entries("ListMounts", "mounts"):
             click.echo(_format_mount(entry))
 
@@ -130,7 +131,7 @@ def list_mounts(place: CatalogPlace) -> None:
 @vend_option
 @catalog_options
 def alter(
-    place: CatalogPlace,
+    target: CatalogTarget,
     name: str,
     texts: tuple[str, ...],
     unset: tuple[str, ...],
@@ -148,7 +149,7 @@ def alter(
     """
     if allow_any and locations:
         raise click.UsageError("--allow and --allow-any contradict each other: choose one.")
-    with place.connect() as calls:
+    with opened_catalog(target) as calls:
         changed = _changed_settings(_find_mount(calls, name), parse_settings(texts), unset) if texts or unset else None
         entry = calls.call(
             "AlterMount",
@@ -167,14 +168,14 @@ def alter(
 @mount.command("remove", short_help="Unmount a catalog.")
 @click.argument("name")
 @catalog_options
-def remove(place: CatalogPlace, name: str) -> None:
+def remove(target: CatalogTarget, name: str) -> None:
     """Unmount a catalog, with the grants, policies and jobs of what is in it; that catalog stays as it is.
 
     \b
     Example:
       tiltyard mount remove lake --root ./data
     """
-    with place.connect() as calls:
+    with opened_catalog(target) as calls:
         calls.call("UnmountCatalog", id=_parse_name(name))
         click.echo(f"{name} is unmounted.")
 
@@ -183,7 +184,7 @@ def remove(place: CatalogPlace, name: str) -> None:
 @click.argument("name")
 @click.option("--convert", is_flag=True, help="Convert entries through which other programs may delete files.")
 @catalog_options
-def doctor(place: CatalogPlace, name: str, convert: bool) -> None:
+def doctor(target: CatalogTarget, name: str, convert: bool) -> None:
     """Say whether a mounted catalog answers, what it has, and what is wrong; exit with status 3 if anything is.
 
     What is wrong: entries through which DROP TABLE of Hive or Spark would delete files (managed ones), locations that
@@ -195,7 +196,7 @@ def doctor(place: CatalogPlace, name: str, convert: bool) -> None:
     """
     namespaces = tables = problems = 0
     contents = ""
-    with place.connect() as calls:
+    with opened_catalog(target) as calls:
         kind = _find_mount(calls, name)["kind"]
         for page in calls.pages("CheckMount", id=_parse_name(name), convert=convert or None):
             if not page["reachable"]:

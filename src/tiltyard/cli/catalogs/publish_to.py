@@ -11,7 +11,8 @@ import click
 
 from tiltyard.cli.catalogs.mounts import format_value, parse_settings, settings_option, settings_with_uri
 from tiltyard.cli.command_groups import CommandGroup
-from tiltyard.cli.options import CatalogPlace, catalog_options
+from tiltyard.cli.options import catalog_options
+from tiltyard.cli.session.target import CatalogTarget, opened_catalog
 from tiltyard.runtime.process import refuse
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def publish_to() -> None:
 @click.option("--columns", is_flag=True, help="List the tables' columns in a property of their entries.")
 @catalog_options
 def add(
-    place: CatalogPlace,
+    place: CatalogTarget,
     name: str,
     kind: str,
     uri: str | None,
@@ -62,7 +63,7 @@ def add(
       tiltyard publish-to add lake hive thrift://metastore:9083 --namespace films --target media --root ./data
       tiltyard publish-to add partners glue --set region=eu-central-1 --url https://lake.example.org
     """
-    with place.connect() as calls:
+    with opened_catalog(place) as calls:
         response = calls.call(
             "CreatePublication",
             publication=name,
@@ -77,14 +78,14 @@ def add(
 
 @publish_to.command("list", short_help="List the catalogs that tables are published to.")
 @catalog_options
-def list_publications(place: CatalogPlace) -> None:
+def list_publications(place: CatalogTarget) -> None:
     """List the publications: what is published where, whether it is in step, and which tables have a problem.
 
     \b
     Example:
       tiltyard publish-to list --root ./data
     """
-    with place.connect() as calls:
+    with opened_catalog(place) as calls:
         for entry in calls.entries("ListPublications", "publications"):
             click.echo(_format_publication(entry))
 
@@ -92,14 +93,14 @@ def list_publications(place: CatalogPlace) -> None:
 @publish_to.command("sync", short_help="Bring the entries in another catalog in step now.")
 @click.argument("name")
 @catalog_options
-def sync(place: CatalogPlace, name: str) -> None:
+def sync(place: CatalogTarget, name: str) -> None:
     """Bring all entries of a publication in step, looking at each; exit with status 3 if tables have a problem.
 
     \b
     Example:
       tiltyard publish-to sync lake --root ./data
     """
-    with place.connect() as calls:
+    with opened_catalog(place) as calls:
         entry = _wait(calls, calls.call("SyncPublication", publication=name)["publication"])
         if entry is None:
             refuse(f"{name} was removed meanwhile.")
@@ -112,14 +113,14 @@ def sync(place: CatalogPlace, name: str) -> None:
 @click.argument("name")
 @click.option("--remove-entries", is_flag=True, help="Remove our entries there; without it they stay as they are.")
 @catalog_options
-def remove(place: CatalogPlace, name: str, remove_entries: bool) -> None:
+def remove(place: CatalogTarget, name: str, remove_entries: bool) -> None:
     """Publish to another catalog no more; its entries stay there, unless they are to be removed.
 
     \b
     Example:
       tiltyard publish-to remove lake --remove-entries --root ./data
     """
-    with place.connect() as calls:
+    with opened_catalog(place) as calls:
         response = calls.call("DropPublication", publication=name, remove_entries=remove_entries or None)
         entry = _wait(calls, response.get("publication"))
         if entry is None:

@@ -9,7 +9,6 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,6 +17,7 @@ from lance_namespace.errors import InvalidTableStateError, LanceNamespaceError, 
 
 from tiltyard.cli.interruption import Interruption, exit_interrupted, interruptible
 from tiltyard.cli.options import parse_pairs
+from tiltyard.cli.output.cells import format_time
 from tiltyard.cli.output.progress import TIMEOUT, progress_bar, wait_until
 from tiltyard.cli.session.failures import ExitStatus, describe_failure, status_of
 from tiltyard.cli.session.ids import TABLE_OF_JOB, format_id
@@ -244,10 +244,9 @@ def _list(target: JobTarget, name: str | None, status: str | None, limit: int) -
       tiltyard job list --uri http://127.0.0.1:2333 --status failed
     """
     for job in target.calls().call("ListJobs", name=name, status=status, limit=limit)["jobs"]:
-        created = datetime.fromtimestamp(job["created_at_millis"] / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
         share = job["properties"].get("progress")
         percent = f"{float(share):.0%}" if share else ""
-        table = format_id(job["table"]) if job.get("table") else ""
+        table, created = format_id(job["table"]) if job.get("table") else "", format_time(job["created_at_millis"])
         status = "Paused" if job.get("paused") else job["status"]
         click.echo(f"{job['id']}  {created}  {job['name']:<10} {status:<10} {percent:>4}  {table}")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import Any
 
 import click
 
@@ -13,7 +12,6 @@ from tiltyard.cli.session.failures import CommandError, ExitStatus, exit_on_fail
 from tiltyard.cli.session.profiles import (
     DEFAULT,
     Profile,
-    ProfileError,
     Profiles,
     profiles_path,
     read_profiles,
@@ -41,13 +39,13 @@ def login(url: str, name: str, no_key: bool) -> None:
 
     with exit_on_failure():
         address = check_url(url)
-        profiles = _read()
+        profiles = read_profiles()
         profile = Profile(address, "" if no_key else _ask_key())
         defer_imports()
         with opened_catalog(CatalogTarget(profile.url, profile.key)) as catalog:
             caller = catalog.call("WhoAmI")
         by_name = {**profiles.by_name, name: profile}
-        _write(replace(profiles, by_name=by_name, current=name), write_profiles)
+        write_profiles(replace(profiles, by_name=by_name, current=name))
         click.echo(f"You are {caller['principal']} on {profile.url}; stored as '{name}' in {profiles_path()}")
 
 
@@ -61,7 +59,7 @@ def logout(name: str | None) -> None:
       tiltyard logout --profile work
     """
     with exit_on_failure():
-        profiles = _read()
+        profiles = read_profiles()
         removed = name or profiles.current
         if removed not in profiles.by_name:
             raise CommandError(
@@ -69,7 +67,7 @@ def logout(name: str | None) -> None:
             )
         remaining = {other: profile for other, profile in profiles.by_name.items() if other != removed}
         current = profiles.current if profiles.current != removed else next(iter(sorted(remaining)), "")
-        _write(Profiles(remaining, current), write_profiles)
+        write_profiles(Profiles(remaining, current))
         click.echo(f"'{removed}' is forgotten" + (f"; '{current}' is used now" if current else ""))
 
 
@@ -85,11 +83,11 @@ def list_profiles(name: str | None, form: OutputFormat) -> None:
       tiltyard profiles work
     """
     with exit_on_failure():
-        profiles = _read()
+        profiles = read_profiles()
         if name is not None:
             if name not in profiles.by_name:
                 raise CommandError(f"There is no profile '{name}'.", ExitStatus.NOT_FOUND)
-            _write(replace(profiles, current=name), write_profiles)
+            write_profiles(replace(profiles, current=name))
             click.echo(f"'{name}' is used now: {profiles.by_name[name].url}")
             return
         records = [
@@ -110,17 +108,3 @@ def _ask_key() -> str:
             click.prompt("API key (empty for none)", default="", hide_input=True, show_default=False, err=True)
         ).strip()
     return sys.stdin.readline(1024).strip()
-
-
-def _read() -> Profiles:
-    try:
-        return read_profiles()
-    except ProfileError as error:
-        raise CommandError(str(error), ExitStatus.LOCAL_FILE) from error
-
-
-def _write(profiles: Profiles, write: Any) -> None:
-    try:
-        write(profiles)
-    except ProfileError as error:
-        raise CommandError(str(error), ExitStatus.LOCAL_FILE) from error

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.runtime.durability import replace_file
 
 DEFAULT = "default"
@@ -16,8 +17,11 @@ DEFAULT = "default"
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 
 
-class ProfileError(Exception):
+class ProfileError(CommandError):
     """The file of profiles cannot be used; the message says what to do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, ExitStatus.LOCAL_FILE)
 
 
 @dataclass(frozen=True, slots=True)

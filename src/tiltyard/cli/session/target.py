@@ -18,7 +18,6 @@ from tiltyard.runtime.process import describe
 
 if TYPE_CHECKING:
     from tiltyard.calls.caller import Caller
-    from tiltyard.calls.in_process_caller import InProcessCaller
     from tiltyard.config import Settings
     from tiltyard.lake import Lake
     from tiltyard.pipeline.table_location import CatalogConnection
@@ -39,12 +38,23 @@ _NOWHERE = "Name a server (--server URL) or a root (--root FOLDER), or store one
 
 @dataclass(frozen=True, slots=True)
 class CatalogTarget:
-    """A server's `url` and `key`, or the `root` and `db` of a catalog in this process."""
+    """A server's `url` and `key`, or the `root` and `db` of a catalog in this process, or its `settings`."""
 
     url: str = ""
     key: str = ""
     root: str = ""
     db: str = ""
+    settings: Settings | None = None
+
+    def read_settings(self) -> Settings:
+        """Return the settings of a catalog in this process. Raises CommandError."""
+        from tiltyard.config import ConfigError, load_settings
+
+        try:
+            flags = {"root": self.root or None, "db": self.db or None, "log_level": "error"}
+            return self.settings or load_settings(flags)
+        except ConfigError as error:
+            raise CommandError(str(error), ExitStatus.USAGE) from error
 
     def connection(self) -> CatalogConnection:
         """Return a client's connection to the catalog, for what reads or writes files itself."""
@@ -72,10 +82,10 @@ def choose_target(server: str, root: str, db: str, profile: str, key: str) -> Ca
         return CatalogTarget(root=root, db=db)
     try:
         profiles = read_profiles()
-    except ProfileError as error:
+    except ProfileError:
         if server:
             return CatalogTarget(check_url(server), key)
-        raise CommandError(str(error), ExitStatus.LOCAL_FILE) from error
+        raise
     if server:
         url = check_url(server)
         by_name = profiles.by_name
@@ -102,27 +112,16 @@ def check_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def open_catalog(target: CatalogTarget, *, creates: bool = False) -> Caller:
-    """Open the catalog; a new one in this process only if the command `creates`. Raises CommandError."""
+def open_catalog(target: CatalogTarget, *, creates: bool = False, database_alone: bool = False) -> Caller:
+    """Open the catalog: on its server, or in this process, with all privileges, which takes a second to import.
+
+    In this process a new one is made only where the command `creates`: a mistyped root would look like an empty one.
+    Operations that need the `database_alone` run there without the storage and the mounts. Raises CommandError.
+    """
     if target.url:
         from tiltyard.calls.http_caller import HttpCaller, key_headers
 
         return HttpCaller(target.url, key_headers(target.key))
-    from tiltyard.config import ConfigError, load_settings
-
-    try:
-        settings = load_settings({"root": target.root or None, "db": target.db or None, "log_level": "error"})
-    except ConfigError as error:
-        raise CommandError(str(error), ExitStatus.USAGE) from error
-    return open_root(settings, creates=creates)
-
-
-def open_root(settings: Settings, *, creates: bool = False, database_alone: bool = False) -> InProcessCaller:
-    """Open a catalog in this process, with all privileges; a new one only where the command `creates`.
-
-    It takes a second: everything of a server is imported. Operations that need the `database_alone` run without the
-    storage and the mounts. Raises CommandError.
-    """
     from tiltyard.runtime.lazy_imports import import_lazily
 
     import_lazily()
@@ -131,6 +130,7 @@ def open_root(settings: Settings, *, creates: bool = False, database_alone: bool
     from tiltyard.model.principals import OPERATOR
     from tiltyard.store import database_exists
 
+    settings = target.read_settings()
     try:
         if not creates and not database_exists(settings.database_url):
             raise CommandError(
@@ -145,16 +145,22 @@ def open_root(settings: Settings, *, creates: bool = False, database_alone: bool
 
 @contextmanager
 def opened_catalog(
-    target: CatalogTarget, ids: tuple[TypedId, ...] = (), *, new_ids: tuple[TypedId, ...] = (), creates: bool = False
+    target: CatalogTarget,
+    ids: tuple[TypedId, ...] = (),
+    *,
+    new_ids: tuple[TypedId, ...] = (),
+    creates: bool = False,
+    database_alone: bool = False,
 ) -> Iterator[Caller]:
     """Yield the catalog; what its operations raise ends the command with one sentence.
 
     `ids` are the objects that have to exist: where one does not, the nearest names are told. `new_ids` are those that
-    the command makes: where the namespace of one does not exist, how to create it is told.
+    the command makes: where the namespace of one does not exist, how to create it is told. The others are those of
+    `open_catalog`.
     """
     from lance_namespace.errors import LanceNamespaceError, NamespaceNotFoundError, TableNotFoundError
 
-    catalog = open_catalog(target, creates=creates)
+    catalog = open_catalog(target, creates=creates, database_alone=database_alone)
     try:
         yield catalog
     except LanceNamespaceError as error:

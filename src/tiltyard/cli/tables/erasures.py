@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tiltyard.cli.command_groups import CommandGroup
 from tiltyard.cli.options import confirm, yes_option
+from tiltyard.cli.output.cells import format_time
 from tiltyard.cli.output.formats import OutputFormat, format_option, outcome_option, print_outcome, print_records
 from tiltyard.cli.output.progress import timeout_option, wait_until
 from tiltyard.cli.session.failures import CommandError, ExitStatus
@@ -199,12 +199,11 @@ def show(catalog: Caller, erasure: str, form: OutputFormat) -> None:
 
 
 def _record(entry: Mapping[str, Any]) -> dict[str, Any]:
-    at = datetime.fromtimestamp(entry["requested_at_millis"] / 1000, UTC).isoformat(timespec="seconds")
     return {
         "erasure": entry["id"],
         "table": str(TypedId(entry["table"])),
         "outcome": entry["outcome"],
         "requested_by": entry["requested_by"],
-        "requested_at": at,
+        "requested_at": format_time(entry["requested_at_millis"]),
         "reference": entry.get("reference") or "",
     }

@@ -14,7 +14,7 @@ from tiltyard.pipeline.functions import calls
 from tiltyard.pipeline.functions.call_options import CallOptions, make_policy
 from tiltyard.pipeline.functions.call_policy import CallPolicy
 from tiltyard.pipeline.functions.calls import GuardedFunction, call_in_parts, call_with_retries, error_kind
-from tiltyard.pipeline.functions.host_process import CallError
+from tiltyard.pipeline.functions.processes import CallError
 from tiltyard.pipeline.functions.user_functions import UserFunction
 from tiltyard.pipeline.spark_tasks import resource_profile
 

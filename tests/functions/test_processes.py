@@ -22,8 +22,7 @@ from tiltyard.pipeline.functions.calls import GuardedFunction
 from tiltyard.pipeline.functions.code import FunctionCode
 from tiltyard.pipeline.functions.environments import FOLDER_VARIABLE, lock_packages, python_for
 from tiltyard.pipeline.functions.host import read_message
-from tiltyard.pipeline.functions.host_process import CallError
-from tiltyard.pipeline.functions.processes import FunctionProcess, function_process
+from tiltyard.pipeline.functions.processes import CallError, FunctionProcess, function_process
 from tiltyard.pipeline.functions.registered import function_code
 from tiltyard.pipeline.functions.user_functions import UserFunction
 
@@ -93,7 +92,7 @@ def test_secrets_are_variables_of_the_function_alone_and_never_in_its_errors() -
     code = code_of(definitions.greeting, API_KEY="sk-secret")
     process = function_process(code)
     assert process.compute(batch(name=["Ann"])).values.to_pylist() == ["hello Ann sk-secret"]
-    environment = Path(f"/proc/{process._child._process.pid}/environ").read_text()
+    environment = Path(f"/proc/{process._process.pid}/environ").read_text()
     assert "sk-secret" not in environment and "sk-secret" not in repr(code) and "API_KEY" not in os.environ
     failing = with_source(
         code, "import os\ndef greeting(name):\n    raise ValueError(name + ' ' + os.environ['API_KEY'])\n"

@@ -9,7 +9,7 @@ from bench.spark.estimate import PAGE, parts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiltyard.pipeline.version_diff import group_fragments
+from tiltyard.pipeline.spark_tasks import group_for_tasks
 
 pytestmark = pytest.mark.extended
 
@@ -27,13 +27,13 @@ def test_parts_of_a_file_grow_with_it() -> None:
 
 @given(st.lists(st.integers(0, 50), max_size=60), st.integers(1, 100), st.integers(1, 8))
 def test_grouped_keeps_the_order_and_about_the_size(sizes: list[int], most: int, tasks: int) -> None:
-    groups = group_fragments(dict(enumerate(sizes)), most, tasks)
+    groups = group_for_tasks(enumerate(sizes), most, tasks)
     assert [number for group in groups for number in group] == list(range(len(sizes)))
     assert all(sum(sizes[number] for number in group) <= most + max(sizes) for group in groups)
 
 
 def test_grouped_fills_the_slots_evenly() -> None:
     rows = dict(enumerate([350, 325, 350, 325, 325, 325]))
-    assert group_fragments(rows, 1_100, 2) == [(0, 1, 2), (3, 4, 5)]
-    assert group_fragments(rows, 400, 2) == [(0,), (1,), (2,), (3,), (4,), (5,)]
-    assert group_fragments({}, 400, 2) == []
+    assert group_for_tasks(rows.items(), 1_100, 2) == [(0, 1, 2), (3, 4, 5)]
+    assert group_for_tasks(rows.items(), 400, 2) == [(0,), (1,), (2,), (3,), (4,), (5,)]
+    assert group_for_tasks([], 400, 2) == []

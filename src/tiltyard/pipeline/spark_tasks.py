@@ -19,7 +19,7 @@ import itertools
 import os
 import pickle
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from functools import cache, partial
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 P = TypeVar("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 WAVES = 3
 POLL_SECONDS = 0.2
@@ -342,6 +343,29 @@ def count_spark_tasks(spark: SparkSession, tag: str) -> tuple[int, int] | None:
             if (stage_info := tracker.getStageInfo(stage)) is not None:
                 ended, total = ended + stage_info.numCompletedTasks, total + stage_info.numTasks
     return ended, total
+
+
+def group_for_tasks(items: Iterable[tuple[T, int]], max_size: int, slots: int) -> list[tuple[T, ...]]:
+    """Group neighbours, each with its size, into groups of about `max_size` at most, as many as fill all slots evenly.
+
+    There are fewer groups where items are few; none is split.
+    """
+    sized = list(items)
+    total = max(1, sum(size for _, size in sized))
+    return group_neighbors(sized, -(-total // (max_size * slots)) * slots)
+
+
+def group_neighbors(items: Iterable[tuple[T, int]], count: int) -> list[tuple[T, ...]]:
+    """Group neighbours, each with its size, into `count` groups of similar size, or fewer."""
+    sized = list(items)
+    total = max(1, sum(size for _, size in sized))
+    groups: dict[int, list[T]] = {}
+    size_before = 0
+    for item, size in sized:
+        middle = size_before + size // 2
+        groups.setdefault(min(count - 1, middle * count // total), []).append(item)
+        size_before += size
+    return [tuple(group) for group in groups.values()]
 
 
 _MMAP_THRESHOLD_BYTES = 32 << 20

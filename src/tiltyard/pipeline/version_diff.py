@@ -86,23 +86,6 @@ def _new_rows_of(operation: LanceOperation.BaseOperation) -> list[FragmentMetada
     return [] if isinstance(operation, without_new_rows) else None
 
 
-def group_fragments(rows: Mapping[int, int], max_rows: int, tasks: int) -> list[tuple[int, ...]]:
-    """Group neighbouring fragments (rows by id) into groups of similar row counts.
-
-    A group has about `most` rows at most; there are as many groups as fill `tasks` slots evenly, fewer for few
-    fragments.
-    """
-    total = max(1, sum(rows.values()))
-    count = -(-total // (max_rows * tasks)) * tasks
-    groups: dict[int, list[int]] = {}
-    rows_before = 0
-    for number, row_count in rows.items():
-        middle = rows_before + row_count // 2
-        groups.setdefault(middle * count // total, []).append(number)
-        rows_before += row_count
-    return [tuple(group) for group in groups.values()]
-
-
 def has_only_appends(old: lance.LanceDataset, new: lance.LanceDataset) -> bool:
     """Return whether all commits after `old`, up to `new`, are appends."""
     operations = [transaction.operation for _, transaction in read_transactions(new, old.version)]

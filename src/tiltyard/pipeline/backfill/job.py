@@ -53,9 +53,9 @@ from tiltyard.pipeline.lineage import own_rows_lineage
 from tiltyard.pipeline.runs import ColumnRun
 from tiltyard.pipeline.session import LazySession, task_slots
 from tiltyard.pipeline.sources.filesystem import absolute_path, delete_files
-from tiltyard.pipeline.spark_tasks import run_tasks
+from tiltyard.pipeline.spark_tasks import group_for_tasks, run_tasks
 from tiltyard.pipeline.table_location import CatalogConnection
-from tiltyard.pipeline.version_diff import group_fragments, has_only_appends
+from tiltyard.pipeline.version_diff import has_only_appends
 from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable, check_column_list
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ class SparkHost:
             for plan in plans
         }
         slots = task_slots(self.spark) if self.concurrency is None else min(self.concurrency, task_slots(self.spark))
-        groups = group_fragments(rows, self.rows_per_task, slots)
+        groups = group_for_tasks(rows.items(), self.rows_per_task, slots)
         run_tasks(
             self.spark,
             self.run,

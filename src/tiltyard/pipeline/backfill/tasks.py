@@ -39,8 +39,7 @@ from tiltyard.pipeline.functions.calls import (
 )
 from tiltyard.pipeline.functions.code import FunctionCode
 from tiltyard.pipeline.functions.host import MAX_MESSAGE_LENGTH, to_arrow
-from tiltyard.pipeline.functions.host_process import CallError
-from tiltyard.pipeline.functions.processes import function_process
+from tiltyard.pipeline.functions.processes import CallError, function_process
 from tiltyard.pipeline.functions.user_functions import PickledFunction, UserFunction
 from tiltyard.pipeline.sources.filesystem import rename_file
 from tiltyard.pipeline.table_location import TableLocation, scan_fragments

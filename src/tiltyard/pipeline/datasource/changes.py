@@ -14,7 +14,7 @@ from tiltyard.change_feed.reader import read_changes
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.datasource.reader import MAX_PARTITIONS, EmptyPartition
 from tiltyard.pipeline.datasource.spark_types import batch_schema, cast_for_spark
-from tiltyard.pipeline.spark_tasks import freeze_imports
+from tiltyard.pipeline.spark_tasks import freeze_imports, group_neighbors
 from tiltyard.pipeline.table_location import TableLocation
 
 if TYPE_CHECKING:
@@ -138,14 +138,8 @@ def _partition(plan: ChangePlan) -> list[InputPartition]:
     """Group neighbouring groups of rows into partitions of similar row counts."""
     total = sum(group.rows for group in plan.groups)
     count = max(1, min(MAX_PARTITIONS, total // _MIN_PARTITION_ROWS))
-    parts: list[list[ChangeGroup]] = []
-    rows_before = 0
-    for group in plan.groups:
-        if not parts or rows_before * count // max(1, total) >= len(parts):
-            parts.append([])
-        parts[-1].append(group)
-        rows_before += group.rows
-    return [ChangePartition(tuple(part)) for part in parts]
+    parts = group_neighbors(((group, group.rows) for group in plan.groups), count)
+    return [ChangePartition(part) for part in parts]
 
 
 def _read(source: PinnedChanges, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:

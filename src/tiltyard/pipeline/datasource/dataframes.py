@@ -11,9 +11,9 @@ import pyarrow as pa
 from tiltyard.pipeline.datasource.spark_types import batch_schema, cast_for_spark, spark_schema
 from tiltyard.pipeline.private_variables import set_task_variables
 from tiltyard.pipeline.session import task_slots
-from tiltyard.pipeline.spark_tasks import task_variables
+from tiltyard.pipeline.spark_tasks import group_neighbors, task_variables
 from tiltyard.pipeline.table_location import TableLocation
-from tiltyard.pipeline.writing.fragments import FragmentRows, group_by_rows
+from tiltyard.pipeline.writing.fragments import FragmentRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,7 +33,7 @@ def plan_version_scan(
     fragments = [fragment for fragment in dataset.get_fragments() if only is None or fragment.fragment_id in only]
     sizes = [(fragment.fragment_id, fragment.metadata.num_rows) for fragment in fragments]
     return [
-        FragmentRows(location, int(dataset.version), group) for group in group_by_rows(sizes, task_slots(spark) * 2)
+        FragmentRows(location, int(dataset.version), group) for group in group_neighbors(sizes, task_slots(spark) * 2)
     ]
 
 

@@ -12,9 +12,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from tiltyard.model.columns.blob_columns import check_no_blobs
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.datasource.spark_types import batch_schema, cast_for_spark
-from tiltyard.pipeline.spark_tasks import freeze_imports
+from tiltyard.pipeline.spark_tasks import freeze_imports, group_neighbors
 from tiltyard.pipeline.table_location import TableLocation, scan_fragments
-from tiltyard.pipeline.writing.fragments import group_by_rows
 
 if TYPE_CHECKING:
     import lance
@@ -95,7 +94,7 @@ def _pin_dataset(options: DataSourceOptions, dataset: lance.LanceDataset, locati
     groups = (
         ((),)
         if options.scans_whole_table
-        else group_by_rows(sizes, options.number("partitions") or _partition_count(schema, sizes))
+        else group_neighbors(sizes, options.number("partitions") or _partition_count(schema, sizes))
     )
     return PinnedTable(
         location, int(dataset.version), options.branch, schema, {**scan, "batch_size": batch_rows}, tuple(groups)

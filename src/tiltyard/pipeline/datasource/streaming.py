@@ -22,8 +22,8 @@ from tiltyard.change_feed.table_history import fragments_by_id, read_transaction
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.datasource.reader import FragmentGroup, PinnedTable, read_fragment_group
 from tiltyard.pipeline.datasource.writer import TableWriter, WrittenPartition
+from tiltyard.pipeline.spark_tasks import group_neighbors
 from tiltyard.pipeline.version_diff import diff_fragments
-from tiltyard.pipeline.writing.fragments import group_by_rows
 
 if TYPE_CHECKING:
     import lance
@@ -112,4 +112,4 @@ class StreamReader(DataSourceStreamReader):
     def _groups(dataset: lance.LanceDataset, excluded: Sequence[int]) -> list[InputPartition]:
         sizes = [(fragment.fragment_id, fragment.metadata.num_rows) for fragment in dataset.get_fragments()]
         added = [size for size in sizes if size[0] not in frozenset(excluded)]
-        return [FragmentGroup(int(dataset.version), group) for group in group_by_rows(added, 32)] if added else []
+        return [FragmentGroup(int(dataset.version), group) for group in group_neighbors(added, 32)] if added else []

@@ -36,8 +36,7 @@ from tiltyard.pipeline.deduplicate.tasks import (
     pair_bucket,
 )
 from tiltyard.pipeline.session import task_slots
-from tiltyard.pipeline.spark_tasks import run_action, task_variables
-from tiltyard.pipeline.version_diff import group_fragments
+from tiltyard.pipeline.spark_tasks import group_for_tasks, run_action, task_variables
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,7 +67,7 @@ def find_groups(spark: SparkSession, run: Run, table: ComparedRows, order: Group
     """Find the groups among the rows of a version that have a signature. Raises RunCanceledError."""
     dataset = table.open()
     rows = {number: fragment.num_rows for number, fragment in fragments_by_id(dataset).items()}
-    parts = tuple(group_fragments(rows, SCANNED_ROWS, task_slots(spark)))
+    parts = tuple(group_for_tasks(rows.items(), SCANNED_ROWS, task_slots(spark)))
     variables = task_variables(spark)
     count = len(parts)
     numbers = spark.range(0, count, 1, count)

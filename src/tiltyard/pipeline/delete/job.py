@@ -24,10 +24,10 @@ from tiltyard.pipeline.jobs import Alias, job
 from tiltyard.pipeline.lineage import own_rows_lineage
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import LazySession, task_slots
-from tiltyard.pipeline.spark_tasks import call_task, run_tasks
+from tiltyard.pipeline.spark_tasks import call_task, group_for_tasks, run_tasks
 from tiltyard.pipeline.table_location import CatalogConnection, TableLocation
 from tiltyard.pipeline.task_errors import clean_message
-from tiltyard.pipeline.version_diff import forget_changed, fragments_with_new_rows, group_fragments
+from tiltyard.pipeline.version_diff import forget_changed, fragments_with_new_rows
 from tiltyard.pipeline.writing.commit import JobTable
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class _DeletePlan:
         fragments = fragments_by_id(self.dataset)
         rows = {number: fragments[number].num_rows for number in self.to_search}
         session = self.spark if sum(rows.values()) > MAX_DRIVER_ROWS else None
-        groups = group_fragments(rows, ROWS_PER_TASK, task_slots(session))
+        groups = group_for_tasks(rows.items(), ROWS_PER_TASK, task_slots(session))
         tasks = [DeleteRows(self.location, int(self.dataset.version), group, self.condition) for group in groups]
         done = itertools.count(1)
 

@@ -20,10 +20,9 @@ from tiltyard.pipeline.jobs import ColumnNames, job
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import LazySession
 from tiltyard.pipeline.sources.filesystem import absolute_path, list_files, write_file
-from tiltyard.pipeline.spark_tasks import run_tasks
+from tiltyard.pipeline.spark_tasks import group_for_tasks, run_tasks
 from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.task_errors import clean_message
-from tiltyard.pipeline.version_diff import group_fragments
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -121,7 +120,7 @@ def _write_parts(
 def _plan_parts(dataset: lance.LanceDataset, destination: str, rows_per_file: int) -> list[ExportPart]:
     """Plan a file for each group of neighbouring fragments; for an empty table, one without rows."""
     rows = {fragment.fragment_id: fragment.metadata.num_rows for fragment in dataset.get_fragments()}
-    groups = group_fragments(rows, rows_per_file, 1) or [()]
+    groups = group_for_tasks(rows.items(), rows_per_file, 1) or [()]
     return [ExportPart(f"{destination}/part-{number:05}.parquet", group) for number, group in enumerate(groups)]
 
 

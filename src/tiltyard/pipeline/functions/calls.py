@@ -12,8 +12,7 @@ import pyarrow as pa
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.functions.call_policy import PLAIN_POLICY, CallPolicy, pause_after
 from tiltyard.pipeline.functions.host import class_names
-from tiltyard.pipeline.functions.host_process import CallError
-from tiltyard.pipeline.functions.processes import call_in_process
+from tiltyard.pipeline.functions.processes import CallError, call_in_process
 from tiltyard.pipeline.functions.user_functions import Loadable
 from tiltyard.pipeline.task_errors import RowsFailedError
 

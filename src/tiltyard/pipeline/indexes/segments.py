@@ -35,9 +35,9 @@ from tiltyard.pipeline.indexes.tasks import (
 )
 from tiltyard.pipeline.session import LazySession, task_slots
 from tiltyard.pipeline.sources.filesystem import file_exists
-from tiltyard.pipeline.spark_tasks import call_task, run_tasks
+from tiltyard.pipeline.spark_tasks import call_task, group_for_tasks, run_tasks
 from tiltyard.pipeline.table_location import TableLocation
-from tiltyard.pipeline.version_diff import group_fragments, path_ids
+from tiltyard.pipeline.version_diff import path_ids
 
 if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata
@@ -84,7 +84,7 @@ def build_segments(
     covered = {number for segment in segments for number in segment.fragment_ids}
     missing = {number: fragment.num_rows for number, fragment in fragments.items() if number not in covered}
     slots = 1 if in_driver or spec.kind in _GRAPH_TYPES else task_slots(build.spark)
-    groups = group_fragments(missing, ROWS_PER_SEGMENT, slots)
+    groups = group_for_tasks(missing.items(), ROWS_PER_SEGMENT, slots)
     segments = build.merge([*segments, *build.build(model, groups)], model)
     if model is not None and checkpoint is None:
         model.delete(location)
@@ -134,7 +134,7 @@ class _SegmentBuild:
             for position, segment in enumerate(segments)
         }
         most_rows = ROWS_PER_SEGMENT if self.input.spec.kind in _GRAPH_TYPES else ROWS_PER_MERGE
-        groups = [[segments[position] for position in group] for group in group_fragments(rows, most_rows, 1)]
+        groups = [[segments[position] for position in group] for group in group_for_tasks(rows.items(), most_rows, 1)]
         single = [group[0] for group in groups if len(group) == 1]
         tasks = [MergeSegments(self.input, tuple(group)) for group in groups if len(group) > 1]
         merged = 0

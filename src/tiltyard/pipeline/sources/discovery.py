@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +37,7 @@ from tiltyard.pipeline.sources.partitions import HIVE, read_partitions
 from tiltyard.pipeline.sources.readers import Format, Piece, SourceReader
 from tiltyard.pipeline.sources.record_cuts import ScanTask, cut_at_records
 from tiltyard.pipeline.sources.types import FileSchema, SchemaMode, merge_schemas
-from tiltyard.pipeline.spark_tasks import call_task, run_tasks
+from tiltyard.pipeline.spark_tasks import call_task, group_for_tasks, run_tasks
 from tiltyard.pipeline.task_errors import clean_message
 from tiltyard.runtime.pool import run_together
 
@@ -185,16 +184,8 @@ def spark_inspector(run: Run, spark: SparkSession | LazySession) -> Inspector:
 
 
 def group_pieces(pieces: Sequence[Piece], slots: int, task_bytes: int = TASK_BYTES) -> list[tuple[Piece, ...]]:
-    """Group neighbouring pieces into tasks of similar size: as many as fill all slots evenly.
-
-    No task is larger than `task_bytes`, unless a single piece is.
-    """
-    ends = list(itertools.accumulate(max(1, piece.size) for piece in pieces))
-    rounds = -(-ends[-1] // (task_bytes * slots))
-    count = min(len(pieces), rounds * slots)
-    # Each boundary is where the cumulative size comes nearest to the task's share.
-    cuts = [0, *(bisect.bisect_left(ends, ends[-1] * share // count) + 1 for share in range(1, count)), len(pieces)]
-    return [tuple(pieces[a:b]) for a, b in itertools.pairwise(sorted(set(cuts))) if a < b]
+    """Group neighbouring pieces into tasks of similar size: as many as fill all slots evenly."""
+    return group_for_tasks(((piece, max(1, piece.size)) for piece in pieces), task_bytes, slots)
 
 
 def _detect_format(path: str, files: Sequence[FileInfo]) -> Format:

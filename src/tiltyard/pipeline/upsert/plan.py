@@ -22,7 +22,7 @@ from tiltyard.change_feed.table_history import fragments_by_id
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import LazySession, task_slots
-from tiltyard.pipeline.spark_tasks import call_task, run_tasks
+from tiltyard.pipeline.spark_tasks import call_task, group_for_tasks, run_tasks
 from tiltyard.pipeline.upsert.tasks import (
     MAX_KEYS_IN_MEMORY,
     CheckKeys,
@@ -35,7 +35,7 @@ from tiltyard.pipeline.upsert.tasks import (
     count_keys,
     have_common_key,
 )
-from tiltyard.pipeline.version_diff import forget_changed, fragments_with_new_rows, group_fragments
+from tiltyard.pipeline.version_diff import forget_changed, fragments_with_new_rows
 from tiltyard.pipeline.writing.commit import JobTable, check_column_list
 from tiltyard.pipeline.writing.fragments import delete_fragment_files, parse_fragments
 from tiltyard.pipeline.writing.target_table import verify_run_uncommitted
@@ -214,7 +214,7 @@ class UpsertPlan:
                 int(self.dataset.version),
                 matched,
             )
-            for group in group_fragments(sizes, MAX_COMPLETED_ROWS, task_slots(session))
+            for group in group_for_tasks(sizes.items(), MAX_COMPLETED_ROWS, task_slots(session))
         ]
         results = run_tasks(session, self.run, call_task, tasks, name="upsert: complete")
         return parse_fragments([fragment for fragments in results for fragment in fragments])
@@ -233,7 +233,7 @@ class UpsertPlan:
         buckets = math.ceil(keys.rows / MAX_KEYS_IN_MEMORY)
         checks = [CheckKeys(keys, bucket, buckets) for bucket in range(buckets if check else 0)]
         slots = task_slots(session)
-        groups = group_fragments({number: fragments[number].num_rows for number in to_match}, ROWS_PER_TASK, slots)
+        groups = group_for_tasks(((number, fragments[number].num_rows) for number in to_match), ROWS_PER_TASK, slots)
         matches = [MatchFragments(keys, int(self.dataset.version), group) for group in groups]
         rows_searched = 0
 

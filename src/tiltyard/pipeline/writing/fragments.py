@@ -155,20 +155,6 @@ def read_data_files(
         yield from reader.read_all(batch_size=batch_rows).to_batches()
 
 
-def group_by_rows(sizes: Sequence[tuple[int, int]], count: int) -> list[tuple[int, ...]]:
-    """Group neighbouring fragments (id, rows) into `count` groups of similar row counts, or fewer."""
-    total = sum(rows for _, rows in sizes)
-    groups: list[list[int]] = []
-    rows_before = 0
-    for number, rows in sizes:
-        share = min(count - 1, rows_before * count // max(1, total))
-        if not groups or share >= len(groups):
-            groups.append([])
-        groups[-1].append(number)
-        rows_before += rows
-    return [tuple(group) for group in groups]
-
-
 @dataclass(frozen=True, slots=True)
 class FragmentRows:
     """A task's input: rows of fragments of a version, by their ids, or of uncommitted fragments (`files`)."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from tiltyard.model.decisions import AskedOperation, DecisionNote, is_asked_about
 from tiltyard.model.ids import Id
@@ -330,38 +331,13 @@ class Context(msgspec.Struct, frozen=True, eq=False):
     def with_resolved(
         self, tables: Mapping[Id, TableRecord | None], namespaces: Mapping[Id, int] = NO_NAMESPACES
     ) -> Context:
-        """Return this context with the objects that authorization has looked up; half the time of `replace`."""
-        before = self.services, self.request_id, self.entries, self.claims, self.before_commit
-        resolved = ResolvedObjects(tables, namespaces)
-        return Context(
-            *before,
-            self.principal,
-            resolved,
-            self.check_deadline,
-            self.open_table,  # it is used for no other record
-            self.mounted,
-            self.freshness,
-            self.database,
-            self.decided,
-            self.asked,
-        )
+        """Return this context with the objects that authorization has looked up; `open_table` is used for no other."""
+        return structs.replace(self, resolved=ResolvedObjects(tables, namespaces))
 
     def with_open_table(self, path: Id, table: OpenTable, check_deadline: Callable[[], None] = do_nothing) -> Context:
         """Return this context with its table, opened to choose how the request is executed."""
-        before = self.services, self.request_id, self.entries, self.claims, self.before_commit
         resolved = ResolvedObjects({path: table.record}, NO_NAMESPACES)
-        return Context(
-            *before,
-            self.principal,
-            resolved,
-            check_deadline,
-            table,
-            self.mounted,
-            self.freshness,
-            self.database,
-            self.decided,
-            self.asked,
-        )
+        return structs.replace(self, resolved=resolved, check_deadline=check_deadline, open_table=table)
 
     def find_table(self, path: Id) -> TableRecord:
         """Return a table's record: the one that authorization has looked up, if any, so that no later table of the same

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from lance_namespace.errors import InvalidInputError
+from msgspec.structs import replace
 
 from tiltyard.store import GRANTS_GENERATION
 from tiltyard.store.access.classifications import COLUMN, MAX_CLASSIFICATIONS

@@ -4,16 +4,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import msgspec
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError, TransactionNotFoundError
 
-from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.repository import Record, Repository, reads, writes
 
 if TYPE_CHECKING:
-    from tiltyard.store.backend import Row
+    pass
 
 MAX_OPEN_APPROVALS = 1_000
 """The greatest number of calls of one principal that wait for approval."""
@@ -21,7 +21,7 @@ APPROVAL_HOURS = 24
 """How long a call waits for approval, and for its caller after that."""
 
 
-class Approval(msgspec.Struct, frozen=True):
+class Approval(Record, frozen=True):
     """A call that waits for approval, or was decided; `approved` is None before that (times in ms since 1970)."""
 
     id: str
@@ -39,11 +39,6 @@ class Approval(msgspec.Struct, frozen=True):
     decided_at: int | None = None
     used_at: int | None = None
 
-    COLUMNS = (
-        "id, operation, object_kind, object_id, namespace_id, digest, request, requested_by, requested_at, expires_at, "
-        "approved, decided_by, decided_at, used_at"
-    )
-
     def status_at(self, now: int) -> str:
         """Return `requested`, `approved`, `denied`, `used` or `expired`."""
         if self.used_at is not None:
@@ -53,12 +48,6 @@ class Approval(msgspec.Struct, frozen=True):
         if self.expires_at <= now:
             return "expired"
         return "approved" if self.approved else "requested"
-
-    @classmethod
-    def of(cls, row: Row) -> Self:
-        """Read a row of COLUMNS."""
-        values = (*row[:10], None if row[10] is None else bool(row[10]), *row[11:])
-        return cls(*values)
 
 
 class NewApproval(msgspec.Struct, frozen=True):

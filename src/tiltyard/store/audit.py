@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from tiltyard.model.ids import DEFAULT_DELIMITER
-from tiltyard.store.repository import Properties, Repository, decode, encode, reads, writes
+from tiltyard.store.repository import Properties, Record, Repository, encode, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -16,8 +18,7 @@ if TYPE_CHECKING:
     from tiltyard.store.backend import Row
 
 
-@dataclass(frozen=True, slots=True)
-class AuditRecord:
+class AuditRecord(Record, frozen=True):
     """One object of one request.
 
     `at` is when the request arrived, in ms since 1970, and `id` tells records of one millisecond apart. `method` is how
@@ -37,13 +38,7 @@ class AuditRecord:
     request_id: str
     address: str
     duration_micros: int
-    context: Properties = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, row: Row) -> Self:
-        """Read a row of COLUMNS."""
-        columns = (*row[:-1], decode(row[-1]))
-        return cls(*columns)
+    context: Properties = msgspec.field(default_factory=dict)
 
     @property
     def row(self) -> Row:

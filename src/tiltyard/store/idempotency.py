@@ -9,13 +9,12 @@ believe they run a request, one commits.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from lance_namespace.errors import ConcurrentModificationError
-from msgspec.structs import replace
 
-from tiltyard.store.repository import Repository, placeholders, reads, writes
+from tiltyard.store.repository import Record, Repository, placeholders, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -47,7 +46,7 @@ class NewRequest(msgspec.Struct, frozen=True):
     memory_ms: int
 
 
-class RequestRecord(msgspec.Struct, frozen=True):
+class RequestRecord(Record, frozen=True):
     """A request with an idempotency key; it is running while `status` is None.
 
     `version` is the version that it committed to a branch of a table. `body` is its response; a body without a status
@@ -74,12 +73,6 @@ class RequestRecord(msgspec.Struct, frozen=True):
         "id, scope, fingerprint, owner, lease_until, attempts, status, body,"
         " table_id, branch, version, heard, created_at, expires_at"
     )
-
-    @classmethod
-    def of(cls, row: tuple[Any, ...]) -> RequestRecord:
-        """Read a row of COLUMNS."""
-        record = cls(*row)
-        return replace(record, acknowledged=bool(record.acknowledged))
 
     @property
     def claim(self) -> RequestClaim:

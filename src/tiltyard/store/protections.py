@@ -8,9 +8,8 @@ protections under way, and that for it. So nothing is removed once a protection 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-import msgspec
 from lance_namespace.errors import InvalidInputError, NamespaceNotFoundError, PermissionDeniedError, TableNotFoundError
 
 from tiltyard.model.modes import KEPT_BY, ProtectionKind
@@ -18,6 +17,7 @@ from tiltyard.store.access.grants import ANCESTORS, NAMESPACE, SERVER, TABLE, fi
 from tiltyard.store.repository import (
     PROTECTIONS_GENERATION,
     ROOT,
+    Record,
     Repository,
     count_up,
     display_path,
@@ -29,14 +29,14 @@ from tiltyard.store.repository import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiltyard.store.backend import Connection, Row
+    from tiltyard.store.backend import Connection
     from tiltyard.store.repository import Path
 
 MAX_PROTECTIONS = 100_000
 """The greatest number of protections of a catalog."""
 
 
-class Protection(msgspec.Struct, frozen=True):
+class Protection(Record, frozen=True):
     """A protection of an object, with the principal who has set it, and when (ms since 1970).
 
     `operation` is the one that needs approval, "" for every other kind; `removes` says that it removes its object.
@@ -50,14 +50,6 @@ class Protection(msgspec.Struct, frozen=True):
     set_by: str
     set_at: int
     removes: bool = False
-
-    COLUMNS = "object_kind, object_id, kind, operation, reason, set_by, set_at, removes"
-
-    @classmethod
-    def of(cls, row: Row) -> Self:
-        """Read a row of COLUMNS."""
-        values = (*row[:7], bool(row[7]))
-        return cls(*values)
 
 
 SET = f"""

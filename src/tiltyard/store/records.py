@@ -1,21 +1,17 @@
-"""Records that several entities of the store share: the others have theirs beside their methods.
-
-They are msgspec structs, since every request creates some: in a fifth of the time of a frozen dataclass.
-"""
+"""Records that several entities of the store share: the others have theirs beside their methods."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
 
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.runtime.durability import WrittenFile
-from tiltyard.store.repository import Path, Properties, decode
+from tiltyard.store.repository import Path, Properties, Record
 
 
-class NamespaceRecord(msgspec.Struct, frozen=True):
+class NamespaceRecord(Record, frozen=True):
     """A namespace. The root has id 1 and no parent."""
 
     id: int
@@ -23,14 +19,6 @@ class NamespaceRecord(msgspec.Struct, frozen=True):
     name: str
     properties: dict[str, str]
     created_at: int
-
-    COLUMNS = "id, parent_id, name, properties, created_at"
-
-    @classmethod
-    def of(cls, row: tuple[Any, ...]) -> NamespaceRecord:
-        """Read a row of COLUMNS."""
-        id_, parent_id, name, properties, created_at = row
-        return cls(id_, parent_id, name, decode(properties), created_at)
 
 
 class DroppedNamespace(msgspec.Struct, frozen=True):
@@ -40,7 +28,7 @@ class DroppedNamespace(msgspec.Struct, frozen=True):
     tables: int
 
 
-class RemovedTable(msgspec.Struct, frozen=True):
+class RemovedTable(Record, frozen=True):
     """A table in the trash: `dropped`, so that its folder is scheduled for deletion, or deregistered.
 
     It keeps its id. `removal` is shared by all that was dropped together with a namespace.
@@ -56,17 +44,8 @@ class RemovedTable(msgspec.Struct, frozen=True):
     removed_at: int
     due_at: int
 
-    COLUMNS = "id, removal, namespace, namespace_id, name, location, dropped, removed_at, due_at"
 
-    @classmethod
-    def of(cls, row: tuple[Any, ...]) -> RemovedTable:
-        """Read a row of COLUMNS."""
-        id_, removal, namespace, namespace_id, name, location, dropped, removed_at, due_at = row
-        path = tuple(json.loads(namespace))
-        return cls(id_, removal, path, namespace_id, name, location, bool(dropped), removed_at, due_at)
-
-
-class RemovedNamespace(msgspec.Struct, frozen=True):
+class RemovedNamespace(Record, frozen=True):
     """A namespace in the trash; the `top` one of a removal is the one that was dropped, the others were in it."""
 
     id: int
@@ -79,17 +58,8 @@ class RemovedNamespace(msgspec.Struct, frozen=True):
     removed_at: int
     due_at: int
 
-    COLUMNS = "id, removal, top, parent_id, path, properties, created_at, removed_at, due_at"
 
-    @classmethod
-    def of(cls, row: tuple[Any, ...]) -> RemovedNamespace:
-        """Read a row of COLUMNS."""
-        id_, removal, top, parent_id, path, properties, created_at, removed_at, due_at = row
-        names = tuple(json.loads(path))
-        return cls(id_, removal, bool(top), parent_id, names, decode(properties), created_at, removed_at, due_at)
-
-
-class TransactionRecord(msgspec.Struct, frozen=True):
+class TransactionRecord(Record, frozen=True):
     """A long-running operation. While it is Running, `available_at` is when the lease of `lease_owner` ends.
 
     `requested_by` is the name of the principal who requested it, None for the servers themselves. A paused one is not
@@ -128,13 +98,6 @@ class TransactionRecord(msgspec.Struct, frozen=True):
         """Return whether it waits for a caller to resume it, or will as soon as its driver releases it."""
         return self.paused_at is not None and not self.status.is_final
 
-    @classmethod
-    def of(cls, row: tuple[Any, ...]) -> TransactionRecord:
-        """Read a row of COLUMNS."""
-        id_, kind, status, table_id, payload, properties, *remaining, is_local = row
-        values: list[Any] = [*remaining, bool(is_local)]
-        return cls(id_, kind, TransactionStatus(status), table_id, json.loads(payload), decode(properties), *values)
-
 
 class NewVersion(msgspec.Struct, frozen=True):
     """A version to record: its staged manifest, and the final path of that.
@@ -170,7 +133,7 @@ class NewVersion(msgspec.Struct, frozen=True):
     files: tuple[WrittenFile, ...] = ()
 
 
-class VersionRecord(msgspec.Struct, frozen=True):
+class VersionRecord(Record, frozen=True):
     """A commit made through the server; `finalized` once its manifest is durable at `manifest_path`.
 
     The branch '' is main.
@@ -188,18 +151,6 @@ class VersionRecord(msgspec.Struct, frozen=True):
     created_at: int
     finalized: bool
     transaction_id: str | None
-
-    COLUMNS = (
-        "table_id, branch, version, staged_path, manifest_path, manifest_size,"
-        " e_tag, metadata, naming_scheme, created_at, finalized, transaction_id"
-    )
-
-    @classmethod
-    def of(cls, row: tuple[Any, ...]) -> VersionRecord:
-        """Read a row of COLUMNS."""
-        table_id, branch, version, staged, path, size, e_tag, metadata, scheme, created_at, finalized, transaction = row
-        head = table_id, branch, version, staged, path, size, e_tag
-        return cls(*head, decode(metadata), scheme, created_at, bool(finalized), transaction)
 
     def as_finalized(self, size: int, e_tag: str | None) -> VersionRecord:
         """Return the record as finalized; this takes a fifth of the time of `replace`."""

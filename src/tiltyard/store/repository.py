@@ -1,5 +1,5 @@
-"""What the store's repositories share: a base class that gives each method its connection and its transaction, the SQL
-that resolves a path of names, the form of columns, and the counters of changes.
+"""What the store's repositories share: a base class that gives each method its connection and its transaction, one of
+what they read, the SQL that resolves a path of names, the form of columns, and the counters of changes.
 
 Generations tell each server when its cached copy of something is out of date. Every change counts its generation up in
 the same transaction; a server that reads another number than before drops what it has cached.
@@ -9,9 +9,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from functools import wraps
-from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, Self, TypeAlias, TypeVar
+from types import NoneType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    Self,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
+import msgspec
 from lance_namespace.errors import (
     InvalidInputError,
     NamespaceNotFoundError,
@@ -22,7 +38,7 @@ from lance_namespace.errors import (
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from tiltyard.store.backend import Connection, Database
+    from tiltyard.store.backend import Connection, Database, Row
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -105,6 +121,53 @@ def _run_by(method: Method[R, P, T], runner: Runner) -> Method[R, P, T]:
         return self.run(runner, name, lambda connection: method(self.bind(connection), *args, **kwargs))
 
     return call
+
+
+class Record(msgspec.Struct, frozen=True):
+    """Base of what is read of the catalog: its fields are the columns of a query, in their order.
+
+    Their types say what the columns have: JSON of mappings and paths, values of enumerations, 0 and 1 of bool.
+    A class names its COLUMNS itself where those of the query have other names. They are structs, since every request
+    creates some: in a fifth of the time of a frozen dataclass.
+    """
+
+    COLUMNS: ClassVar[str]
+    _DECODERS: ClassVar[tuple[tuple[int, Callable[[Any], Any]], ...]]
+
+    def __init_subclass__(cls) -> None:
+        """Find out how a row is decoded, once for each class."""
+        types = get_type_hints(cls)
+        names = [name for name in cls.__annotations__ if get_origin(types[name]) is not ClassVar]
+        if "COLUMNS" not in vars(cls):
+            cls.COLUMNS = ", ".join(names)
+        decoders = ((index, _decoder(types[name])) for index, name in enumerate(names))
+        cls._DECODERS = tuple((index, decoder) for index, decoder in decoders if decoder)
+
+    @classmethod
+    def columns_of(cls, table: str) -> str:
+        """Return COLUMNS with the name of their table before each."""
+        return ", ".join(f"{table}.{column}" for column in cls.COLUMNS.split(", "))
+
+    @classmethod
+    def of(cls, row: Row) -> Self:
+        """Read a row of COLUMNS; the fields after its last value have their defaults."""
+        values = list(row)
+        for index, decoder in cls._DECODERS:
+            if index < len(values) and values[index] is not None:
+                values[index] = decoder(values[index])
+        create: Callable[..., Self] = cls
+        return create(*values)
+
+
+def _decoder(field_type: Any) -> Callable[[Any], Any] | None:
+    """Return what makes a field of this type, or of this type and None, of its column; None: nothing has to."""
+    parts = get_args(field_type)
+    kind = next(part for part in parts if part is not NoneType) if NoneType in parts else field_type
+    if kind is bool or (isinstance(kind, type) and issubclass(kind, StrEnum)):
+        return kind
+    if kind == Path:
+        return _decode_path
+    return decode if get_origin(kind) in (dict, Mapping) else None
 
 
 FRESH_SECONDS = 0.05
@@ -203,10 +266,13 @@ def encode(value: object) -> str:
     return "{}" if value == {} else json.dumps(value, separators=(",", ":"))
 
 
-def decode(text: str) -> dict[str, str]:
-    """Decode a column of properties."""
-    properties: dict[str, str] = {} if text == "{}" else json.loads(text)
-    return properties
+def decode(text: str) -> Any:
+    """Decode a column of JSON."""
+    return {} if text == "{}" else json.loads(text)
+
+
+def _decode_path(text: str) -> Path:
+    return tuple(json.loads(text))
 
 
 def placeholders(values: Collection[object]) -> str:

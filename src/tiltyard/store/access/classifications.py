@@ -8,14 +8,13 @@ is first classified, by which it is found whatever is renamed (`tiltyard.access.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.store.access.grants import NAMESPACE
-from tiltyard.store.repository import GRANTS_GENERATION, Repository, count_up, placeholders, reads, writes
+from tiltyard.store.repository import GRANTS_GENERATION, Record, Repository, count_up, placeholders, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -32,8 +31,7 @@ Identity = tuple[int, str]
 """Lance's id of a field, and its path."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClassificationRecord:
+class ClassificationRecord(Record, frozen=True):
     """One key of one object, with its value; `set_by` is who set it last, `set_at` counts ms since 1970."""
 
     kind: str
@@ -43,11 +41,8 @@ class ClassificationRecord:
     set_by: str
     set_at: int
 
-    COLUMNS = "kind, object_id, key, value, set_by, set_at"
 
-
-@dataclass(frozen=True, slots=True)
-class ClassifiedColumn:
+class ClassifiedColumn(Record, frozen=True):
     """A column that is classified: what it is in the latest version, and what it was in earlier ones.
 
     `path` is None once it was dropped: then it is in no version but an earlier one that was restored.
@@ -58,8 +53,6 @@ class ClassifiedColumn:
     field_id: int
     path: str | None
     earlier: tuple[Identity, ...]
-
-    COLUMNS = "id, table_id, field_id, path, earlier"
 
     @classmethod
     def of(cls, row: Row) -> ClassifiedColumn:

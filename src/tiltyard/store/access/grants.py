@@ -13,7 +13,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
-from tiltyard.store.repository import GRANTS_GENERATION, Repository, count_up, placeholders, reads, writes
+from tiltyard.store.repository import GRANTS_GENERATION, Record, Repository, count_up, placeholders, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,8 +72,7 @@ ON_ANCESTORS = f"""{ANCESTORS}
 """
 
 
-@dataclass(frozen=True, slots=True)
-class GrantRecord:
+class GrantRecord(Record, frozen=True):
     """The privileges of one grantee on one object; `granted_by` is the principal who changed them last."""
 
     grantee: str
@@ -82,8 +81,6 @@ class GrantRecord:
     privileges: int
     granted_by: str
     granted_at: int
-
-    COLUMNS = "grantee, kind, object_id, privileges, granted_by, granted_at"
 
 
 # The names from an object up to the root.

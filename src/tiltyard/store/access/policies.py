@@ -7,13 +7,10 @@ Every change counts the generation `grants` up. The store keeps a policy as opaq
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from tiltyard.store.repository import GRANTS_GENERATION, Repository, count_up, reads, writes
+from tiltyard.store.repository import GRANTS_GENERATION, Record, Repository, count_up, reads, writes
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyRecord:
+class PolicyRecord(Record, frozen=True):
     """One policy of a table, or one by a classification; `set_by` is who set it last, `set_at` counts ms since
     1970.
     """
@@ -22,8 +19,6 @@ class PolicyRecord:
     document: str
     set_by: str
     set_at: int
-
-    COLUMNS = "name, document, set_by, set_at"
 
 
 SET = """

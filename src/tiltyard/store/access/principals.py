@@ -4,17 +4,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tiltyard.store.repository import IDENTITY_GENERATION, Repository, count_up, reads, writes
+from tiltyard.store.repository import IDENTITY_GENERATION, Record, Repository, count_up, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class PrincipalRecord:
+class PrincipalRecord(Record, frozen=True):
     """A principal. A disabled one is refused, whatever its credentials."""
 
     name: str
@@ -22,18 +20,8 @@ class PrincipalRecord:
     disabled: bool
     created_at: int
 
-    COLUMNS = "name, administrator, disabled, created_at"
-    PREFIXED = "principals.name, principals.administrator, principals.disabled, principals.created_at"
 
-    @classmethod
-    def of(cls, row: tuple[Any, ...]) -> PrincipalRecord:
-        """Read a row of COLUMNS."""
-        name, administrator, disabled, created_at = row
-        return cls(name, bool(administrator), bool(disabled), created_at)
-
-
-@dataclass(frozen=True, slots=True)
-class KeyRecord:
+class KeyRecord(Record, frozen=True):
     """An API key: `id` is its public part, `hash` the SHA-256 of its secret. Times are in ms since 1970."""
 
     id: str
@@ -44,15 +32,6 @@ class KeyRecord:
     expires_at: int | None
     revoked_at: int | None
     last_used_at: int | None
-
-    COLUMNS = "id, principal, hash, note, created_at, expires_at, revoked_at, last_used_at"
-    WIDTH = 8
-    PREFIXED = ", ".join(f"api_keys.{column}" for column in COLUMNS.split(", "))
-
-    @classmethod
-    def of(cls, row: tuple[Any, ...]) -> KeyRecord:
-        """Read a row of COLUMNS."""
-        return cls(*row)
 
 
 FIRST_PRINCIPAL = f"""
@@ -68,7 +47,7 @@ ALTER_PRINCIPAL = f"""
 """
 ADD_KEY = f"INSERT INTO api_keys ({KeyRecord.COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, NULL, NULL)"
 KEY_AND_PRINCIPAL = f"""
-    SELECT {KeyRecord.PREFIXED}, {PrincipalRecord.PREFIXED}
+    SELECT {KeyRecord.columns_of("api_keys")}, {PrincipalRecord.columns_of("principals")}
     FROM api_keys JOIN principals ON principals.name = api_keys.principal WHERE api_keys.id = ?
 """
 LIST_KEYS = f"""
@@ -139,7 +118,8 @@ class Principals(Repository):
         row = self.connection.row(KEY_AND_PRINCIPAL, id_)
         if row is None:
             return None
-        return KeyRecord.of(row[: KeyRecord.WIDTH]), PrincipalRecord.of(row[KeyRecord.WIDTH :])
+        width = len(KeyRecord.__struct_fields__)
+        return KeyRecord.of(row[:width]), PrincipalRecord.of(row[width:])
 
     @reads
     def list_keys(self, principal: str | None, after: Sequence[object] | None, limit: int) -> list[KeyRecord]:

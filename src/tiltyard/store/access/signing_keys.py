@@ -5,21 +5,17 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
 from typing import Any
 
-from tiltyard.store.repository import IDENTITY_GENERATION, Repository, count_up, reads, writes
+from tiltyard.store.repository import IDENTITY_GENERATION, Record, Repository, count_up, reads, writes
 
 
-@dataclass(frozen=True, slots=True)
-class SigningKey:
+class SigningKey(Record, frozen=True):
     """A key that signs tokens: 32 random bytes. It signs for a while, and verifies for longer."""
 
     id: str
     value: bytes
     created_at: int
-
-    COLUMNS = "id, value, created_at"
 
     @classmethod
     def of(cls, row: tuple[Any, ...]) -> SigningKey:

@@ -7,18 +7,16 @@ order of writing is that of its changes, since the second waits for the commit o
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import msgspec
 
-from tiltyard.store.repository import Path, Repository, reads, writes
+from tiltyard.store.repository import Path, Record, Repository, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiltyard.store.backend import Row
 
 NUMBER_EVENTS = 1_000
 """How many events get their position in one transaction."""
@@ -55,7 +53,7 @@ class EventStream(msgspec.Struct, frozen=True):
     lost_until: int
 
 
-class EventRecord(msgspec.Struct, frozen=True):
+class EventRecord(Record, frozen=True):
     """An event; see the columns of `events`. `data` is what it says of the change."""
 
     position: int
@@ -68,14 +66,6 @@ class EventRecord(msgspec.Struct, frozen=True):
     other_namespace_id: int | None
     path: Path | None
     data: dict[str, Any]
-
-    @classmethod
-    def of(cls, row: Row) -> EventRecord:
-        """Read a row of COLUMNS."""
-        position, id_, at, type_, kind, object_id, namespace_id, other_namespace_id, path, data = row
-        names = None if path is None else tuple(json.loads(path))
-        where = object_id, namespace_id, other_namespace_id
-        return cls(position, id_, at, type_, kind, *where, names, json.loads(data))
 
 
 class Events(Repository):

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 import msgspec
 from lance_namespace.errors import ConcurrentModificationError
 
-from tiltyard.store.repository import Repository, placeholders, reads, writes
+from tiltyard.store.repository import Record, Repository, placeholders, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiltyard.store.backend import Row
 
 MAX_DEAD_LETTERS = 10_000
 """How many dead letters of a sink are kept: the last ones."""
@@ -77,7 +76,7 @@ class EventSinkRecord(msgspec.Struct, frozen=True):
     created_at: int
 
 
-class DeadLetter(msgspec.Struct, frozen=True):
+class DeadLetter(Record, frozen=True):
     """An event that a sink did not take, as it was sent."""
 
     sink: str
@@ -87,12 +86,6 @@ class DeadLetter(msgspec.Struct, frozen=True):
     error: str
     failed_at: int
     is_resent: bool
-
-    @classmethod
-    def of(cls, row: Row) -> DeadLetter:
-        """Read a row of DEAD_COLUMNS."""
-        sink, event_id, position, body, error, failed_at, resend = row
-        return cls(sink, event_id, position, body, error, failed_at, bool(resend))
 
 
 class EventSinks(Repository):

@@ -6,16 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 from uuid import uuid4
 
 from lance_namespace.errors import ConcurrentModificationError, NamespaceNotFoundError
 
-from tiltyard.store.repository import Repository, decode, encode, reads, writes
+from tiltyard.store.repository import Record, Repository, encode, reads, writes
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionRecord:
+class FunctionRecord(Record, frozen=True):
     """One version of a function. `artifact` is the folder of its source, `definition` JSON of all else.
 
     `registrant` is a principal as JSON, "" where `created_by` alone is known; `secret_ids` has the ids of the secrets
@@ -33,17 +31,6 @@ class FunctionRecord:
     created_by: str
     registrant: str
     secret_ids: Mapping[str, str]
-
-    COLUMNS = (
-        "namespace_id, name, object_id, version, definition, manifest_digest, artifact, created_at, created_by,"
-        " registrant, secret_ids"
-    )
-
-    @classmethod
-    def of(cls, row: tuple[Any, ...]) -> FunctionRecord:
-        """Read a row of COLUMNS."""
-        values: list[Any] = [*row[:-1], decode(row[-1])]
-        return cls(*values)
 
 
 @dataclass(frozen=True, slots=True)

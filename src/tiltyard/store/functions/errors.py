@@ -6,16 +6,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any
 
 from lance_namespace.errors import ConcurrentModificationError
 
-from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.repository import Record, Repository, reads, writes
 
 
-@dataclass(frozen=True, slots=True)
-class FragmentErrors:
+class FragmentErrors(Record, frozen=True):
     """The rows of a fragment that a job has skipped: how many, and of some the errors, as JSON."""
 
     transaction_id: str
@@ -31,11 +28,6 @@ class FragmentErrors:
         "transaction_id, function_errors.table_id, fragment_id, column_name, rows_skipped, rows_recorded, records, "
         "function_errors.created_at"
     )
-
-    @classmethod
-    def of(cls, row: tuple[Any, ...]) -> FragmentErrors:
-        """Read a row of COLUMNS."""
-        return cls(*row)
 
 
 LOCK_OWNED = "SELECT id FROM transactions WHERE id = ? AND lease_owner = ? AND status = 'Running' /*+ FOR UPDATE */"

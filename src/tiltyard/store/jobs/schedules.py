@@ -8,21 +8,19 @@ only if nobody else has done so since, in one transaction with the job: so a tim
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-import msgspec
 from lance_namespace.errors import InvalidInputError, NamespaceNotFoundError
 
 from tiltyard.runtime.lease import LEASE_MS
-from tiltyard.store.repository import Repository, encode, placeholders, reads, writes
+from tiltyard.store.repository import Record, Repository, encode, placeholders, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from tiltyard.store.backend import Connection, Row
+    from tiltyard.store.backend import Connection
 
 MAX_SCHEDULES = 1_000
 """The greatest number of schedules in a catalog."""
@@ -31,7 +29,7 @@ HAS_HOME = f"{HOME} AND (table_id IS NULL OR EXISTS (SELECT 1 FROM tables WHERE 
 """Not of those whose namespace, or whose job's table, is dropped and may be restored."""
 
 
-class ScheduleRecord(msgspec.Struct, frozen=True):
+class ScheduleRecord(Record, frozen=True):
     """A schedule; see the columns of `schedules` (ms since 1970).
 
     `rests` says that its namespace, or the table of its job, is dropped. `last_status` and `last_error` are those of
@@ -65,14 +63,6 @@ class ScheduleRecord(msgspec.Struct, frozen=True):
         " (SELECT status FROM transactions WHERE transactions.id = schedules.last_job),"
         " (SELECT error FROM transactions WHERE transactions.id = schedules.last_job)"
     )
-
-    @classmethod
-    def of(cls, row: Row) -> ScheduleRecord:
-        """Read a row of COLUMNS."""
-        id_, namespace_id, name, table_id, definition, definer, paused, *middle, outcome, created, updated = row[:14]
-        head = id_, namespace_id, name, table_id, json.loads(definition), json.loads(definer), bool(paused)
-        values: list[Any] = [*head, *middle, json.loads(outcome), created, updated, bool(row[14]), *row[15:]]
-        return cls(*values)
 
 
 LOCK_NAMESPACE = "SELECT id FROM namespaces WHERE id = ? /*+ FOR KEY SHARE */"

@@ -15,12 +15,11 @@ from lance_namespace.errors import ConcurrentModificationError
 from msgspec.structs import replace
 
 from tiltyard.store.earlier_names import pin_namespace
-from tiltyard.store.repository import Path, Repository, decode, reads, writes
+from tiltyard.store.repository import Path, Record, Repository, decode, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiltyard.store.backend import Row
 
 COLUMNS = (
     "id, name, kind, settings, levels, namespace, target, has_columns, removing, fingerprint, synced_at, verified_at,"
@@ -67,7 +66,7 @@ OWN_TABLES = """
 """
 
 
-class MirrorRecord(msgspec.Struct, frozen=True):
+class MirrorRecord(Record, frozen=True):
     """A mirror: the other catalog, what is published there, and how far that has come.
 
     Published are the tables in `namespace` and below it (None: in none), for as long as that is the one with
@@ -96,14 +95,6 @@ class MirrorRecord(msgspec.Struct, frozen=True):
     lease_until: int
     created_at: int
     namespace_id: int | None
-
-    @classmethod
-    def of(cls, row: Row) -> MirrorRecord:
-        """Read a row of COLUMNS."""
-        id_, name, kind, settings, levels, namespace, target, has_columns, removing, *progress = row
-        scope = None if namespace is None else tuple(json.loads(namespace))
-        place = levels, scope, tuple(json.loads(target)), bool(has_columns), bool(removing)
-        return cls(id_, name, kind, json.loads(settings), *place, *progress)
 
 
 class PublishedEntry(msgspec.Struct, frozen=True):

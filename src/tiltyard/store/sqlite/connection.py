@@ -171,7 +171,7 @@ class _Snapshot:
     def read(self, fn: Callable[[Connection], T]) -> T:
         """Run `fn` in the snapshot; only for the loop's thread."""
         if not self._is_open:
-            self._reader.change("BEGIN")
+            self._reader.row("BEGIN")  # nothing is written: no point of a fault
             self._is_open = True
             self._call_soon(self._end)
         return fn(self._reader)
@@ -179,7 +179,7 @@ class _Snapshot:
     def _end(self) -> None:
         self._is_open = False
         if self._reader.raw.in_transaction:  # unless a disk error has ended it already
-            self._reader.change("COMMIT")
+            self._reader.row("COMMIT")
 
 
 class Readers:
@@ -215,7 +215,7 @@ class Readers:
     def read_snapshot(self, fn: Callable[[Connection], T]) -> T:
         """Run `fn` on a connection of its own: a snapshot may be read for long."""
         reader = SqliteConnection(self._path, writer=False)
-        reader.change("BEGIN")
+        reader.row("BEGIN")
         return fn(reader)
 
     def share_reads(self, call_soon: CallSoon) -> None:

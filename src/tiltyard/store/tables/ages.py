@@ -6,19 +6,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.repository import Record, Repository, reads, writes
 
 if TYPE_CHECKING:
-    from tiltyard.store.backend import Row
+    pass
 
 MAX_AGED_TABLES = 1_000
 """The greatest number of tables of a catalog that say how old they may be."""
 
 
-class TableAge(msgspec.Struct, frozen=True):
+class TableAge(Record, frozen=True):
     """How old a table may be, and what its age is counted from (ms since 1970).
 
     `refreshed_at` is when the last refresh of a view that has succeeded was queued, `sources_at` the last commit to one
@@ -43,11 +42,6 @@ class TableAge(msgspec.Struct, frozen=True):
     def is_stale(self, now: int) -> bool:
         """Return whether it is older than it may be."""
         return self.age_ms(now) > self.max_age_ms
-
-    @classmethod
-    def of(cls, row: Row) -> TableAge:
-        """Read a row of AGES."""
-        return cls(*row)
 
 
 _LAST_COMMIT = """

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.repository import Record, Repository, reads, writes
 
 if TYPE_CHECKING:
-    from tiltyard.store.backend import Row
+    pass
 
 MAX_TESTS = 1000
 """Tests of a table that are kept: the latest ones."""
@@ -34,7 +34,7 @@ LIST_COMMITS = """
 """
 
 
-class TestRecord(msgspec.Struct, frozen=True):
+class TestRecord(Record, frozen=True):
     """A test of a version of a table: `results` as JSON, in the form of TestTable."""
 
     tested_at: int
@@ -43,12 +43,6 @@ class TestRecord(msgspec.Struct, frozen=True):
     requested_by: str
     passed: bool
     results: str
-
-    @classmethod
-    def of(cls, row: Row) -> TestRecord:
-        """Read a row of LIST."""
-        tested_at, branch, version, requested_by, passed, results = row
-        return cls(tested_at, branch, version, requested_by, bool(passed), results)
 
 
 class CheckedVersion(msgspec.Struct, frozen=True):

@@ -5,17 +5,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-import msgspec
 from lance_namespace.errors import TransactionNotFoundError
 
-from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.repository import Record, Repository, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiltyard.store.backend import Row
     from tiltyard.store.repository import Path
 
 
@@ -23,7 +21,7 @@ ERASE = "erase"
 """The kind of the transactions that erase rows."""
 
 
-class Erasure(msgspec.Struct, frozen=True):
+class Erasure(Record, frozen=True):
     """An erasure of rows of a table (times in ms since 1970); `id` is that of its transaction.
 
     `plan` is the JSON that its job goes on from, "" once it has ended. `outcome` is "" until then. `signature` is of
@@ -42,17 +40,6 @@ class Erasure(msgspec.Struct, frozen=True):
     plan: str = ""
     report: str = ""
     signature: str = ""
-
-    COLUMNS = (
-        "id, table_id, namespace_id, path, reference, requested_by, requested_at, ended_at, outcome, plan, report, "
-        "signature"
-    )
-
-    @classmethod
-    def of(cls, row: Row) -> Self:
-        """Read a row of COLUMNS."""
-        values = (*row[:3], tuple(json.loads(row[3])), *row[4:])
-        return cls(*values)
 
 
 ADD = f"INSERT INTO erasures ({Erasure.COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, NULL, '', ?, '', '')"

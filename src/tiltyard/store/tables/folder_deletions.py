@@ -8,11 +8,10 @@ swept like all others. So is a folder that a batch reserves for a table that a l
 
 from __future__ import annotations
 
-import msgspec
 from lance_namespace.errors import ConcurrentModificationError
 
 from tiltyard.store.protections import HAS_KEPT, IS_SERVER_READ_ONLY, KEPT_TABLES, LOCK
-from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.repository import Record, Repository, reads, writes
 from tiltyard.store.tables.location_overlap import find_overlap
 from tiltyard.store.tables.trash import purge_expired, purge_table_at
 
@@ -21,7 +20,7 @@ DROPPED = "dropped"
 RESERVED = "reserved"
 
 
-class ScheduledDeletion(msgspec.Struct, frozen=True):
+class ScheduledDeletion(Record, frozen=True):
     """A folder to delete at `due_at` (ms since 1970); `claims` counts how often a sweeper has claimed it."""
 
     location: str
@@ -29,8 +28,6 @@ class ScheduledDeletion(msgspec.Struct, frozen=True):
     transaction_id: str | None
     reason: str
     claims: int
-
-    COLUMNS = "location, due_at, transaction_id, reason, claims"
 
 
 SCHEDULE = """

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from lance_namespace.errors import TableNotFoundError
@@ -14,9 +14,9 @@ from tiltyard.store.repository import (
     NESTED,
     ROOT,
     Path,
+    Record,
     Repository,
     at_depth,
-    decode,
     namespace_id,
     parent_folders,
     placeholders,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tiltyard.store.backend import Row
 
 
-class TableRecord(msgspec.Struct, frozen=True):
+class TableRecord(Record, frozen=True):
     """A table: `declared` while it has a location but no data yet, `registered` if a client gave the location.
 
     A `managed` table commits through the server (see `VersionRecord`). `mount_id` is set in the record of a table that
@@ -50,35 +50,14 @@ class TableRecord(msgspec.Struct, frozen=True):
     registered: bool
     created_at: int
     updated_at: int
-    mount_id: int | None = None
     primary_key: str | None = None
     contract: str | None = None
+    mount_id: int | None = None
 
     COLUMNS = (
         "id, namespace_id, name, location, properties, managed, declared, registered, created_at, updated_at,"
         " primary_key, contract"
     )
-
-    @classmethod
-    def of(cls, row: tuple[Any, ...]) -> TableRecord:
-        """Read a row of COLUMNS."""
-        id_, namespace_id, name, location, properties, managed, declared, registered, *remaining = row
-        created_at, updated_at, primary_key, contract = remaining
-        return cls(
-            id_,
-            namespace_id,
-            name,
-            location,
-            decode(properties),
-            bool(managed),
-            bool(declared),
-            bool(registered),
-            created_at,
-            updated_at,
-            None,
-            primary_key,
-            contract,
-        )
 
 
 class ListedTable(msgspec.Struct, frozen=True):

@@ -10,16 +10,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from tiltyard.runtime.lease import LOOK_LEASE_MS
 from tiltyard.store.jobs.schedules import mark_due
-from tiltyard.store.repository import Path, Repository, placeholders, reads, writes
+from tiltyard.store.repository import Path, Record, Repository, placeholders, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tiltyard.store.backend import Connection, Row
+    from tiltyard.store.backend import Connection
 
 UPKEEP_DELAY_MS = 3_000
 """How long after its first commit a table is looked at: further commits are likely to come with it."""
@@ -124,7 +122,7 @@ TRANSACTION_COUNTS = """
 BRANCHES = "SELECT DISTINCT branch FROM table_versions WHERE table_id = ? ORDER BY branch"
 
 
-class TableUpkeep(msgspec.Struct, frozen=True):
+class TableUpkeep(Record, frozen=True):
     """A table that got commits, the last one noted at `changed_at`; see the columns of `upkeep` (ms since 1970)."""
 
     table_id: int
@@ -133,12 +131,6 @@ class TableUpkeep(msgspec.Struct, frozen=True):
     rests_until: int
     clean_at: int | None
     state: dict[str, Any]
-
-    @classmethod
-    def of(cls, row: Row) -> TableUpkeep:
-        """Read a row of COLUMNS."""
-        table_id, changed_at, due_at, rests_until, clean_at, state = row
-        return cls(table_id, changed_at, due_at, rests_until, clean_at, json.loads(state))
 
 
 class Upkeep(Repository):

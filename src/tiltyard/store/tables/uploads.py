@@ -4,18 +4,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 from uuid import uuid4
 
-import msgspec
 from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TransactionNotFoundError
 
 from tiltyard.store.backend import ForeignKeyError
-from tiltyard.store.repository import Repository, encode, reads, writes
+from tiltyard.store.repository import Record, Repository, encode, reads, writes
 
 
-class UploadRecord(msgspec.Struct, frozen=True):
+class UploadRecord(Record, frozen=True):
     """A multipart upload that is not committed yet."""
 
     id: str
@@ -24,25 +22,15 @@ class UploadRecord(msgspec.Struct, frozen=True):
     mode: str
     created_at: int
 
-    COLUMNS = "id, table_id, branch, mode, created_at"
 
-
-class UploadPart(msgspec.Struct, frozen=True):
+class UploadPart(Record, frozen=True):
     """A part of a multipart upload: `fragments` describes the data files written for it."""
 
     upload_id: str
     part_id: str
-    fragments: Any
+    fragments: dict[str, Any]
     num_rows: int
     created_at: int
-
-    COLUMNS = "upload_id, part_id, fragments, num_rows, created_at"
-
-    @classmethod
-    def of(cls, row: tuple[Any, ...]) -> UploadPart:
-        """Read a row of COLUMNS."""
-        upload_id, part_id, fragments, num_rows, created_at = row
-        return cls(upload_id, part_id, json.loads(fragments), num_rows, created_at)
 
 
 INSERT = f"INSERT INTO uploads ({UploadRecord.COLUMNS}) VALUES (?, ?, ?, ?, ?)"

@@ -12,6 +12,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from tests.access.scenes import ARROW, CALLERS, GRANTED, Admin, Place, Scene, Stage, numbers, outcome, send
-from tests.services.secured import secured_server
+from tests.services.secured import Secured, secured_server
 from tiltyard.bootstrap import register_operations
 from tiltyard.model.jobs import pipeline_jobs
 from tiltyard.model.operations import bound_operations
@@ -424,6 +425,9 @@ ROWS: dict[str, Row] = {
     "ListAllTables": alone(),
     "ListApiKeys": alone(),
     "ListAuditRecords": alone(),
+    "ListDeadLetters": alone(sink="none"),
+    "ListEventSinks": alone(),
+    "ListEvents": alone(),
     "ListDroppedNamespaces": alone(),
     "ListDroppedTables": alone(),
     "ListFunctions": on_namespace(),
@@ -479,6 +483,8 @@ ROWS: dict[str, Row] = {
     "RegisterTable": Row(_registered),
     "RemoveRoleMember": by_admin(_role_with_carl),
     "RenameTable": Row(lambda scene, place: {"id": scene.table(place), "new_table_name": f"new{next(numbers)}"}),
+    "ReplayEvents": alone(sink="none"),
+    "ResendDeadLetters": alone(sink="none"),
     "RepairTable": on_table(dry_run=True),
     "ResumeJob": Row(_any_job),
     "RestoreTable": on_table(version=1),
@@ -572,9 +578,14 @@ def documented() -> dict[str, list[str]]:
     return {cells[0]: cells[1:] for cells in rows[2:]}
 
 
+def matrix_server(root: Path | str) -> AbstractContextManager[Secured]:
+    """Run a server with the callers of the table, which keeps events."""
+    return secured_server(root, names=(*GRANTED, "stranger"), environ={"TILTYARD_EVENTS": "true"})
+
+
 def main() -> None:
     """Write the table."""
-    with tempfile.TemporaryDirectory() as folder, secured_server(folder, names=(*GRANTED, "stranger")) as secured:
+    with tempfile.TemporaryDirectory() as folder, matrix_server(folder) as secured:
         table = "\n".join(lines(Stage(secured)))
     head, _, rest = PAGE.read_text().partition(BEGIN)
     PAGE.write_text(f"{head}{BEGIN}\n\n{table}\n\n{END}{rest.partition(END)[2]}")

@@ -13,7 +13,7 @@ import lancedb
 import pytest
 from lance_namespace.errors import NamespaceNotFoundError, PermissionDeniedError, TableNotFoundError
 
-from tests.access.matrix import ROWS, documented, served, tried
+from tests.access.matrix import ROWS, documented, matrix_server, served, tried
 from tests.access.scenes import ARROW, GRANTED, Place, Scene, Stage, outcome, send
 from tests.services.secured import Secured, secured_server
 from tiltyard.config import Settings
@@ -28,7 +28,7 @@ NOBODY = ("without credentials", "bad", "expired", "revoked")
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    with secured_server(tmp_path_factory.mktemp("matrix"), names=(*GRANTED, "stranger")) as running:
+    with matrix_server(tmp_path_factory.mktemp("matrix")) as running:
         yield running
 
 

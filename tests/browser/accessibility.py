@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from playwright.sync_api import sync_playwright
 
-from tests.browser.conftest import find_browser
+from tests.browser.conftest import EVENTS, find_browser
 from tests.browser.viewer import HEIGHT, MAX_BAR, Viewer, run_axe
 from tests.services.console_data import make_tables
 from tests.services.server import ServerProcess
@@ -72,6 +72,8 @@ PAGES = {
     "Approvals": "access/approvals",
     "Erasures": "access/erasures",
     "Erasure": "access/erasure?id={erasure}",
+    "Events": "events",
+    "Dead letters": "events/dead-letters?sink=lines",
     "Audit": "audit",
     "Server": "server",
     "An error": "table/no/where",
@@ -98,7 +100,7 @@ PARTS = frozenset(
     {
         *("tree", "summary", "freshness", "lineage", "condition", "counts", "facets", "map-points", "map-row"),
         *("cell", "bytes", "download", "sql-names", "sql-columns", "sql-download"),
-        *("audit/chart", "audit/export", "server/storage", "job/changes"),
+        *("audit/chart", "audit/export", "server/storage", "job/changes", "events/changes"),
     }
 )
 """Views that are parts of pages, or files; signing in and a new key, which take a server with keys, are in tests."""
@@ -169,7 +171,7 @@ def main() -> None:
     if path is None:
         sys.exit("There is no Chromium: scripts/install_services.sh chromium installs it on Debian.")
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
-        server = ServerProcess(folder)
+        server = ServerProcess(folder, environ=EVENTS)
         browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])
         try:
             make_tables(server.url)

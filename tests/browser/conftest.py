@@ -16,6 +16,8 @@ from tests.services.server import ServerProcess
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+EVENTS = {"TILTYARD_EVENT_SINKS": '{"lines": {"file": "/dev/null", "types": ["namespace"]}}'}
+"""The server keeps events, and has a sink for them that fails."""
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -39,7 +41,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    running = ServerProcess(tmp_path_factory.mktemp("console"))
+    running = ServerProcess(tmp_path_factory.mktemp("console"), environ=EVENTS)
     make_tables(running.url)
     yield running
     running.stop()

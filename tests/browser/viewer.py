@@ -69,7 +69,9 @@ class Viewer:
     def open(self, address: str) -> Page:
         """Open a page of the console, and wait until all of it has loaded; it has to be a light one."""
         self._finished.clear()
-        self.page.goto(f"{self.url}/console/{address}", wait_until="networkidle")
+        self.page.goto(f"{self.url}/console/{address}", wait_until="load")
+        if not self.page.locator("#following").count():  # a page that follows events never comes to rest
+            self.page.wait_for_load_state("networkidle")
         deadline = time.monotonic() + PATIENCE_MS / 1000
         while not any(request.is_navigation_request() for request in self._finished):
             assert time.monotonic() < deadline, f"{address} did not finish"

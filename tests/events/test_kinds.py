@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from tiltyard.bootstrap import register_operations
+from tiltyard.console.monitor.events import KINDS as CONSOLE_KINDS
 from tiltyard.model.operations import bound_operations
 from tiltyard.store import open_store
 from tiltyard.store.events.triggers import TRIGGERS
@@ -19,6 +20,7 @@ VERSION, JOB, ALTERED, GRANT = "table.version.created", "job.queued", "table.alt
 IN_FILES = "tags and branches are files of the table, which clients write without the catalog, too"
 OF_A_JOB = "bookkeeping of a job that runs, many times a minute: the job has events"
 UPLOAD = "parts of an upload are no rows yet: its completion is a version"
+OF_EVENTS, OF_SERVERS = "of the events themselves", "keys of the servers themselves"
 KINDS: dict[str, tuple[str, ...] | str] = {
     "AbortMultipartWrite": UPLOAD,
     "AddAcl": (GRANT,),
@@ -105,6 +107,8 @@ KINDS: dict[str, tuple[str, ...] | str] = {
     "RegisterTable": ("table.created",),
     "RemoveRoleMember": ("role.member.removed",),
     "RenameTable": ("table.renamed",),
+    "ReplayEvents": OF_EVENTS,
+    "ResendDeadLetters": OF_EVENTS,
     "RepairTable": "it finalizes what was committed, and has had its event",
     "RestoreTable": (VERSION,),
     "ResumeJob": ("job.resumed",),
@@ -132,7 +136,6 @@ KINDS: dict[str, tuple[str, ...] | str] = {
     "UpdateTableTag": IN_FILES,
 }
 WORK, INDEX, PART = "leases and work under way", "found again from what has events", "a part of what has events"
-OF_EVENTS, OF_SERVERS = "of the events themselves", "keys of the servers themselves"
 TABLES_WITHOUT = {
     "append_turns": WORK,
     "classified_columns": "which column it is by now: its classifications have events",
@@ -182,6 +185,13 @@ def test_every_operation_that_changes_something_has_events_or_a_reason() -> None
     assert {*KINDS} - changing == set(), "these change nothing, or are no operations any more"
     named = {name for kinds in KINDS.values() if not isinstance(kinds, str) for name in kinds}
     assert named - types_of_triggers() == set(), "no trigger writes these"
+
+
+def test_kinds_that_the_console_offers_are_beginnings_of_all_types() -> None:
+    types = types_of_triggers()
+    offered = [kind for kind in CONSOLE_KINDS if kind != "audit"]
+    assert all(any(name.startswith(f"{kind}.") for name in types) for kind in offered)
+    assert {name.partition(".")[0] for name in types} <= {*CONSOLE_KINDS}
 
 
 def test_page_lists_the_types_that_there_are() -> None:

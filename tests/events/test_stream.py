@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pyarrow as pa
@@ -82,6 +84,37 @@ def test_reader_sees_events_of_what_it_may_see_and_no_other_name(secured: Secure
         )
         grant(admin, "ann", "revoke", object_kind="table", id=["open", "moved"])
         eventually(lambda: "moved" not in names_in(kept_events(ann)), "a revocation hides what has happened, too")
+
+
+def listed(client: httpx.Client, **fields: object) -> list[dict[str, Any]]:
+    """Return all events that ListEvents has for a caller, page by page."""
+    events, token = list[dict[str, Any]](), None
+    while True:
+        answer = client.post("/tiltyard/v1/event/list", json={"page_token": token, **fields} if token else fields)
+        assert answer.status_code == 200, answer.text
+        events += answer.json()["events"]
+        if not (token := answer.json().get("page_token")):
+            return events
+
+
+def test_latest_events_are_listed_as_the_stream_shows_them_newest_first(secured: Secured, admin: httpx.Client) -> None:
+    post(admin, "/v1/namespace/latest/create")
+    for name in ("one", "two"):
+        post(admin, f"/v1/table/latest${name}/create", stream(ROWS))
+    grant(admin, "ann", object_kind="table", id=["latest", "one"])
+    post(admin, "/tiltyard/v1/protection/set", {"object_kind": "table", "id": ["latest", "one"], "kind": "deletion"})
+    with secured.http("ann") as ann, secured.http("bob") as bob:
+        found = listed(ann, object="latest", limit=1)
+        assert [each["type"].split(".", 2)[2] for each in found] == [
+            "protection.set.v1",
+            "table.created.v1",
+            "namespace.created.v1",
+        ]
+        assert "latest$two" not in str(found) and not listed(bob, object="latest")
+        assert [json.loads(each["event"]) for each in found][::-1] == kept_events(ann, object="latest")
+    assert len(listed(admin, types=["table.created"], object="latest")) == 2
+    refused = admin.post("/tiltyard/v1/event/list", json={"types": ["x"] * 101})
+    assert (refused.status_code, refused.json()["code"]) == (400, 13)
 
 
 def test_own_job_is_seen_without_a_table_that_is_seen_no_more(secured: Secured, admin: httpx.Client) -> None:

@@ -18,7 +18,6 @@ from lance_namespace.errors import (
     PermissionDeniedError,
     ThrottlingError,
     UnauthenticatedError,
-    UnsupportedOperationError,
 )
 from msgspec import structs
 
@@ -28,6 +27,7 @@ from tiltyard.api.exchange import IS_STOPPING, wait_for_disconnect
 from tiltyard.context import Context
 from tiltyard.events.cloudevents import LOST_EVENTS, encode_event, encode_loss, event_type
 from tiltyard.events.filters import EventFilter
+from tiltyard.events.stream import current_stream
 from tiltyard.model.decisions import AskedOperation
 
 if TYPE_CHECKING:
@@ -211,12 +211,13 @@ def _newest_position(store: Store) -> int:
 
 
 def _start(store: Store, after: str) -> tuple[str, int]:
-    """Return the stream and the position that a reader begins behind. Raises InvalidInputError, or where it is off."""
-    newest, stream = _newest_position(store), store.event_stream()
-    if stream is None:
-        raise UnsupportedOperationError("This catalog keeps no events: start its servers with the setting events.")
+    """Return the stream and the position that a reader begins behind.
+
+    Raises InvalidInputError, UnsupportedOperationError (no events are recorded).
+    """
+    stream = current_stream(store)
     if not after:
-        return stream.name, newest
+        return stream.name, stream.last_position
     if after == OLDEST:
         return stream.name, stream.lost_until
     name, _, number = after.partition(".")

@@ -131,12 +131,16 @@ def replay(settings: Settings, sink: str, after: int | None, since: str | None) 
     """
     if (after is None) == (since is None):
         raise click.UsageError("Say from where: either --after or --since.")
+    from lance_namespace.errors import InvalidInputError
+
+    from tiltyard.events.stream import replay_position
+
     with open_database(settings) as store:
-        stream, at = _stream(store), parse_time(since)
-        position = store.position_before(at) if at is not None else after
-        position = stream.last_position if position is None else position
-        if not stream.lost_until <= position <= stream.last_position:
-            refuse(f"Events are kept from position {stream.lost_until} to {stream.last_position}: choose one of those.")
+        stream = _stream(store)
+        try:
+            position = replay_position(store, after, parse_time(since))
+        except InvalidInputError as error:
+            refuse(str(error))
         if not store.move_event_sink(sink, position):
             _refuse_sink(sink)
     click.echo(f"{sink} gets {stream.last_position - position} events, those behind position {position}.")
@@ -211,12 +215,14 @@ def remove(settings: Settings, sink: str | None, is_all: bool, is_confirmed: boo
 
 def _stream(store: Store) -> EventStream:
     """Return the stream, all events with their positions; end the command where none are recorded."""
-    while store.has_unnumbered_events() and store.number_events():
-        pass
-    stream = store.event_stream()
-    if stream is None:
-        refuse("This catalog keeps no events: start its servers with the setting events, or event_sinks.")
-    return stream
+    from lance_namespace.errors import UnsupportedOperationError
+
+    from tiltyard.events.stream import current_stream
+
+    try:
+        return current_stream(store)
+    except UnsupportedOperationError as error:
+        refuse(str(error))
 
 
 def _require_sink(store: Store, name: str) -> None:

@@ -23,6 +23,7 @@ SECTIONS: tuple[Link, ...] = (
     Link("sql", "SQL"),
     Link("jobs", "Jobs"),
     Link("access", "Access"),
+    Link("events", "Events"),
     Link("audit", "Audit", for_administrators=True),
     Link("server", "Server", for_administrators=True),
 )

@@ -10,7 +10,7 @@ from tiltyard.console.access import approvals, audit, erasures, grants, keys, po
 from tiltyard.console.browse import find, sample, tree
 from tiltyard.console.jobs import job, schedules, start
 from tiltyard.console.map import page as map_page
-from tiltyard.console.monitor import server, storage
+from tiltyard.console.monitor import events, server, storage
 from tiltyard.console.navigation import TABLE_TABS
 from tiltyard.console.objects import create, dropped, indexes, manage
 from tiltyard.console.sql_editor import completion
@@ -147,6 +147,10 @@ ROUTES = (
     PageRoute("audit", audit.show),
     PageRoute("audit/chart", audit.show_chart),
     PageRoute("audit/export", audit.export),
+    PageRoute("events", events.show),
+    PageRoute("events", events.act, method="POST"),
+    PageRoute("events/changes", events.follow),
+    PageRoute("events/dead-letters", events.show_letters),
     PageRoute("server", server.show),
     PageRoute("server", server.act, method="POST"),
     PageRoute("server/storage", storage.show),

@@ -4,68 +4,29 @@ and submit again.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
-import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from lance_namespace.errors import ErrorCode, InvalidInputError, InvalidTableStateError, LanceNamespaceError
-from starlette.concurrency import run_in_threadpool
-from starlette.responses import StreamingResponse
+from lance_namespace.errors import InvalidInputError, InvalidTableStateError, LanceNamespaceError
 
-from tiltyard.api.errors import HttpError
-from tiltyard.console.browser_checks import HEADERS
+from tiltyard.console.live_changes import Change, stream_changes
 from tiltyard.console.page import Page, PageRequest, Problem, Redirect
 from tiltyard.console.templates import link
 from tiltyard.model.jobs import pipeline_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
+    from collections.abc import Mapping
+
+    from starlette.responses import StreamingResponse
 
     from tiltyard.console.page_calls import PageCalls
 
 MAX_EVENTS = 200
 """Entries of a job's log that are shown."""
-STREAM_SECONDS = 5.0
-"""How long one stream of events lasts: the browser opens the next one, and a server that stops need not wait longer."""
-POLL_SECONDS = 0.5
-RECONNECT_MS = 250
-MAX_STREAMS = 100
-"""Streams that one process serves at once."""
 SUBMIT_AGAIN = frozenset({"FAILED", "CANCELLED"})
 _ACTIONS = ("cancel", "pause", "resume")
 """Each is the first word of its operation: CancelJob, PauseJob, ResumeJob."""
-
-
-class _Streams:
-    """Counts the streams that are open."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open = 0
-
-    def check(self) -> None:
-        """Raise HttpError 429 where there are as many as there may be."""
-        if self._open >= MAX_STREAMS:
-            raise HttpError(
-                429, ErrorCode.THROTTLING, "Too many pages follow jobs here: load this page again in a while."
-            )
-
-    @contextmanager
-    def one_more(self) -> Iterator[None]:
-        with self._lock:
-            self._open += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._open -= 1
-
-
-_streams = _Streams()
 
 
 def show(page: PageRequest, problem: Problem | None = None) -> Page:
@@ -135,30 +96,12 @@ def _submit_again(calls: PageCalls, job_id: str) -> str:
 def follow(page: PageRequest) -> StreamingResponse:
     """Stream an event at each change of a job, and `end` with its last one. Raises TransactionNotFoundError."""
     job_id, calls = _job_id(page), page.calls.without_deadline()
-    _streams.check()
-    calls.call("DescribeJobState", job_id=job_id)
-    headers = {**HEADERS, "x-accel-buffering": "no"}
-    return StreamingResponse(_changes(calls, job_id), media_type="text/event-stream", headers=headers)
 
+    def read() -> Change:
+        state = calls.call("DescribeJobState", job_id=job_id).job_state
+        return Change({"state": state}, str(_properties(calls, job_id)), is_last=state in FINAL_STATES)
 
-async def _changes(calls: PageCalls, job_id: str) -> AsyncIterator[str]:
-    with _streams.one_more():
-        yield f"retry: {RECONNECT_MS}\n\n"
-        end = time.monotonic() + STREAM_SECONDS
-        last = None
-        while time.monotonic() < end:
-            state, properties = await run_in_threadpool(_read, calls, job_id)
-            if (state, properties) != last:
-                last = state, properties
-                kind = "end" if state in FINAL_STATES else "change"
-                yield f"event: {kind}\ndata: {json.dumps({'state': state})}\n\n"
-                if kind == "end":
-                    return
-            await asyncio.sleep(POLL_SECONDS)
-
-
-def _read(calls: PageCalls, job_id: str) -> tuple[str, Mapping[str, str]]:
-    return calls.call("DescribeJobState", job_id=job_id).job_state, _properties(calls, job_id)
+    return stream_changes(read)
 
 
 def _properties(calls: PageCalls, job_id: str) -> dict[str, str]:

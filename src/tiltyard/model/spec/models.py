@@ -923,6 +923,17 @@ class CreateViewResponse(Response, kw_only=True):
     schema: JsonArrowSchema
 
 
+class DeadLetterEntry(Model, kw_only=True):
+    event_id: str
+    position: Int64
+    type: str
+    subject: str | None = None
+    error: str
+    failed_at_millis: Int64
+    resending: bool
+    event: str
+
+
 class DecideApprovalRequest(Request, kw_only=True, forbid_unknown_fields=True):
     approval_id: str
     approved: bool
@@ -1398,6 +1409,28 @@ class ErrorResponse(Response, kw_only=True):
     instance: str | None = None
 
 
+class EventEntry(Model, kw_only=True):
+    position: Int64
+    type: str
+    at_millis: Int64
+    subject: str | None = None
+    event: str
+
+
+class EventSinkEntry(Model, kw_only=True):
+    name: str
+    configured: bool
+    position: Int64
+    waiting: Int64
+    missed: Int64
+    attempts: Int64
+    error: str | None = None
+    due_at_millis: Int64
+    sent_at_millis: Int64 | None = None
+    dead_letters: Int64
+    resending: Int64
+
+
 class ExplainTableQueryPlanRequest(BranchRequest, kw_only=True):
     query: QueryTableRequest
     verbose: bool | None = None
@@ -1816,6 +1849,16 @@ class ListClassificationsResponse(Response, kw_only=True):
     unknown_sources: list[list[str]] | None = None
 
 
+class ListDeadLettersRequest(Request, kw_only=True, forbid_unknown_fields=True):
+    sink: str
+    limit: Int32 | None = None
+    page_token: str | None = None
+
+
+class ListDeadLettersResponse(PageResponse, kw_only=True):
+    dead_letters: list[DeadLetterEntry]
+
+
 class ListDroppedNamespacesRequest(Request, kw_only=True, forbid_unknown_fields=True):
     limit: Int32 | None = None
     page_token: str | None = None
@@ -1841,6 +1884,27 @@ class ListErasuresRequest(Request, kw_only=True, forbid_unknown_fields=True):
 
 class ListErasuresResponse(PageResponse, kw_only=True):
     erasures: list[ErasureEntry]
+
+
+class ListEventSinksRequest(Request, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class ListEventSinksResponse(Response, kw_only=True):
+    sinks: list[EventSinkEntry]
+    last_position: Int64
+    lost_until: Int64
+
+
+class ListEventsRequest(Request, kw_only=True, forbid_unknown_fields=True):
+    types: list[str] | None = None
+    object: str | None = None
+    limit: Int32 | None = None
+    page_token: str | None = None
+
+
+class ListEventsResponse(PageResponse, kw_only=True):
+    events: list[EventEntry]
 
 
 class ListFunctionErrorsRequest(ObjectRequest, kw_only=True):
@@ -2458,6 +2522,26 @@ class RepairTableRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True
 
 class RepairTableResponse(Response, kw_only=True):
     findings: list[RepairFinding]
+
+
+class ReplayEventsRequest(Request, kw_only=True, forbid_unknown_fields=True):
+    sink: str
+    after: Int64 | None = None
+    since_millis: Int64 | None = None
+
+
+class ReplayEventsResponse(Response, kw_only=True):
+    position: Int64
+    waiting: Int64
+
+
+class ResendDeadLettersRequest(Request, kw_only=True, forbid_unknown_fields=True):
+    sink: str
+    event_ids: list[str] | None = None
+
+
+class ResendDeadLettersResponse(Response, kw_only=True):
+    resending: Int64
 
 
 class RestoreTableRequest(BranchRequest, kw_only=True):

@@ -38,6 +38,9 @@ NUMBER = "UPDATE events SET position = ? WHERE id = ?"
 ADVANCE = "UPDATE event_streams SET last_position = ?"
 COLUMNS = "position, event_id, at, type, kind, object_id, namespace_id, other_namespace_id, path, data"
 LIST = f"SELECT {COLUMNS} FROM events WHERE position > ? ORDER BY position LIMIT ?"  # noqa: S608 - constants
+LATEST = f"""
+    SELECT {COLUMNS} FROM events WHERE position > 0 AND position < ? ORDER BY position DESC LIMIT ?
+"""  # noqa: S608 - constants
 SINCE = "SELECT min(position) FROM events WHERE position > 0 AND at >= ?"
 OLDEST = "SELECT position, at FROM events WHERE position > 0 ORDER BY position LIMIT ?"
 DELETE = "DELETE FROM events WHERE position > 0 AND position <= ?"
@@ -117,6 +120,11 @@ class Events(Repository):
     def list_events(self, after: int, limit: int) -> list[EventRecord]:
         """Return up to `limit` events behind a position, in order."""
         return [EventRecord.of(row) for row in self.connection.rows(LIST, after, limit)]
+
+    @reads
+    def list_latest_events(self, before: int, limit: int) -> list[EventRecord]:
+        """Return up to `limit` events before a position, newest first."""
+        return [EventRecord.of(row) for row in self.connection.rows(LATEST, before, limit)]
 
     @reads
     def position_before(self, at: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -86,7 +87,7 @@ def follow(settings: Settings, after: int | None, types: tuple[str, ...], object
       tiltyard events follow --type table --json --root ./data
     """
     with suppress(KeyboardInterrupt), open_database(settings) as store:
-        position = _stream(store).last_position if after is None else after
+        position = _stream(store).last_position if after is None else _replay_position(store, after, None)
         while True:
             position = _print(_read(store, position), types, object_id, as_json=as_json) or position
             time.sleep(FOLLOW_SECONDS)
@@ -131,16 +132,8 @@ def replay(settings: Settings, sink: str, after: int | None, since: str | None) 
     """
     if (after is None) == (since is None):
         raise click.UsageError("Say from where: either --after or --since.")
-    from lance_namespace.errors import InvalidInputError
-
-    from tiltyard.events.stream import replay_position
-
     with open_database(settings) as store:
-        stream = _stream(store)
-        try:
-            position = replay_position(store, after, parse_time(since))
-        except InvalidInputError as error:
-            refuse(str(error))
+        stream, position = _stream(store), _replay_position(store, after, parse_time(since))
         if not store.move_event_sink(sink, position):
             _refuse_sink(sink)
     click.echo(f"{sink} gets {stream.last_position - position} events, those behind position {position}.")
@@ -225,6 +218,18 @@ def _stream(store: Store) -> EventStream:
         refuse(str(error))
 
 
+def _replay_position(store: Store, after: int | None, since: int | None) -> int:
+    """Return the position behind which events are wanted; end the command for one that is not kept."""
+    from lance_namespace.errors import InvalidInputError
+
+    from tiltyard.events.stream import replay_position
+
+    try:
+        return replay_position(store, after, since)
+    except InvalidInputError as error:
+        refuse(str(error))
+
+
 def _require_sink(store: Store, name: str) -> None:
     if store.find_event_sink(name) is None:
         _refuse_sink(name)
@@ -244,7 +249,7 @@ def _read(store: Store, after: int) -> Iterator[EventRecord]:
 
 def _print(records: Iterator[EventRecord], types: tuple[str, ...], object_id: str, *, as_json: bool) -> int | None:
     """Print the events that are wanted; return the position of the last one that was read."""
-    from tiltyard.events.cloudevents import encode_event, subject_of
+    from tiltyard.events.cloudevents import encode_event, event_data, subject_of
     from tiltyard.events.filters import EventFilter
 
     wanted, position = EventFilter(types, object_id), None
@@ -255,8 +260,12 @@ def _print(records: Iterator[EventRecord], types: tuple[str, ...], object_id: st
         if as_json:
             click.echo(encode_event(record).decode())
             continue
-        details = " ".join(f"{name}={value}" for name, value in record.data.items() if value is not None)
+        details = " ".join(f"{name}={_text(value)}" for name, value in event_data(record).items())
         subject = subject_of(record) or "-"
         line = f"{record.position} {format_time(record.at)} {record.type} {subject} {details}"
         click.echo(printable(line.rstrip()))
     return position
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), ensure_ascii=False)

@@ -48,11 +48,7 @@ def encode_event(record: EventRecord) -> bytes:
 
     `sequence` orders the events of a catalog, as text too.
     """
-    data: dict[str, Any] = {name: value for name, value in record.data.items() if value not in (None, {})}
-    if isinstance(bits := data.get("privileges"), int):
-        data["privileges"] = privilege_names(bits)
-    if "rows" in data:
-        data["rows"] = int(data["rows"]) if str(data["rows"]).isdecimal() else None
+    data = event_data(record)
     if record.path is not None:
         data["id"] = list(record.path)
     if record.kind in ("table", "namespace") and record.object_id is not None:
@@ -60,6 +56,16 @@ def encode_event(record: EventRecord) -> bytes:
     at = record.data["at_millis"] if record.kind == CALL else record.at
     event = _cloud_event(record.id, record.type, at, subject_of(record), data)
     return msgspec.json.encode({**event, "sequence": f"{record.position:020}", PARTITION_KEY: _partition_key(record)})
+
+
+def event_data(record: EventRecord) -> dict[str, Any]:
+    """Return what an event says of its change, without its object."""
+    data: dict[str, Any] = {name: value for name, value in record.data.items() if value not in (None, {})}
+    if isinstance(bits := data.get("privileges"), int):
+        data["privileges"] = privilege_names(bits)
+    if "rows" in data:
+        data["rows"] = int(data["rows"]) if str(data["rows"]).isdecimal() else None
+    return data
 
 
 def _partition_key(record: EventRecord) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.repository import Record, Repository, reads, writes
 
 FORGET_MS = 15 * 60_000
 """How long the row of a process that writes no more is kept."""
@@ -12,17 +12,8 @@ ALIVE_MS = 60_000
 """A process that has not written for so long is taken for dead: it has missed three."""
 MAX_LISTED = 500
 
-COLUMNS = "id, kind, host, pid, version, threads, drivers, running, started_at, seen_at, url, weight"
-RECORD = f"""
-    INSERT INTO processes ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT (id) DO UPDATE SET running = excluded.running, seen_at = excluded.seen_at
-"""  # noqa: S608 - a constant of the code
-DELETE_SILENT = "DELETE FROM processes WHERE seen_at < ?"
-DELETE = "DELETE FROM processes WHERE id = ?"
-LIST = f"SELECT {COLUMNS} FROM processes ORDER BY kind, host, started_at, pid LIMIT ?"  # noqa: S608 - a constant
 
-
-class ProcessRecord(msgspec.Struct, frozen=True):
+class ProcessRecord(Record, frozen=True):
     """A process, as of what it last wrote at `seen_at` (ms since 1970). `kind` is "server" or "worker".
 
     `threads` run transactions of the catalog and `drivers` jobs of the pipeline, at most so many at once; `running` is
@@ -48,6 +39,15 @@ class ProcessRecord(msgspec.Struct, frozen=True):
         return now - self.seen_at < ALIVE_MS
 
 
+RECORD = f"""
+    INSERT INTO processes ({ProcessRecord.COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (id) DO UPDATE SET running = excluded.running, seen_at = excluded.seen_at
+"""  # noqa: S608 - a constant of the code
+DELETE_SILENT = "DELETE FROM processes WHERE seen_at < ?"
+DELETE = "DELETE FROM processes WHERE id = ?"
+LIST = f"SELECT {ProcessRecord.COLUMNS} FROM processes ORDER BY kind, host, started_at, pid LIMIT ?"  # noqa: S608 - a constant
+
+
 class Processes(Repository):
     """The methods for processes."""
 
@@ -67,4 +67,4 @@ class Processes(Repository):
     @reads
     def list_processes(self) -> list[ProcessRecord]:
         """Return the processes with a row, MAX_LISTED at most: those of a kind and a host together."""
-        return [ProcessRecord(*row) for row in self.connection.rows(LIST, MAX_LISTED)]
+        return [ProcessRecord.of(row) for row in self.connection.rows(LIST, MAX_LISTED)]

@@ -512,6 +512,9 @@ def test_batch_commit_does_all_in_order_under_one_transaction(server: Server, fo
     ]
     assert response.transaction_id is not None
     assert server.services.store.describe_transaction(response.transaction_id).status == "Succeeded"
+    tables = [server.services.store.describe_table((name,)) for name in ("new", "t")]
+    versions = [server.services.store.describe_version(table.id, 1) for table in tables]
+    assert [version.transaction_id for version in versions] == [response.transaction_id] * 2
     assert (server.open("new").count_rows(), server.open("t").count_rows()) == (3, 3)
     with pytest.raises(TableNotFoundError):
         location(server, "old")

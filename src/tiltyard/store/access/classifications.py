@@ -128,12 +128,12 @@ class Classifications(Repository):
         if not object_ids:
             return []
         sql = ON_OBJECTS.format(ids=placeholders(object_ids))
-        return [ClassificationRecord(*row) for row in self.connection.rows(sql, kind, *object_ids)]
+        return [ClassificationRecord.of(row) for row in self.connection.rows(sql, kind, *object_ids)]
 
     @reads
     def classifications_above(self, namespace_id: int) -> list[ClassificationRecord]:
         """Return what is set on a namespace and those above it, the nearest first."""
-        return [ClassificationRecord(*row) for row in self.connection.rows(ABOVE, namespace_id)]
+        return [ClassificationRecord.of(row) for row in self.connection.rows(ABOVE, namespace_id)]
 
     @reads
     def namespace_of_table(self, table_id: int) -> int | None:
@@ -149,7 +149,7 @@ class Classifications(Repository):
     @reads
     def find_classified(self, key: str, after: tuple[str, int], limit: int) -> list[ClassificationRecord]:
         """Return up to `limit` objects on which a key is set, by kind and id, those after `after`."""
-        return [ClassificationRecord(*row) for row in self.connection.rows(FIND, key, *after, limit)]
+        return [ClassificationRecord.of(row) for row in self.connection.rows(FIND, key, *after, limit)]
 
     @reads
     def classified_columns(self, table_id: int) -> list[ClassifiedColumn]:

@@ -224,19 +224,19 @@ class Grants(Repository):
     def grants_on(self, kind: str, object_id: int, after: str | None, limit: int) -> list[GrantRecord]:
         """Return up to `limit` grants on an object, by grantee, those after `after`."""
         rows = self.connection.rows(LIST_ON, kind, object_id, after or "", limit)
-        return [GrantRecord(*row) for row in rows]
+        return [GrantRecord.of(row) for row in rows]
 
     @reads
     def all_grants(self, after: tuple[str, int, str] | None, limit: int) -> list[GrantRecord]:
         """Return up to `limit` grants by (kind, id, grantee), those after `after`."""
         rows = self.connection.rows(LIST_ALL, *(after or ("", 0, "")), limit)
-        return [GrantRecord(*row) for row in rows]
+        return [GrantRecord.of(row) for row in rows]
 
     @reads
     def grants_to(self, grantee: str, after: tuple[str, int] | None, limit: int) -> list[GrantRecord]:
         """Return up to `limit` grants of a grantee, by (kind, id), those after `after`."""
         rows = self.connection.rows(LIST_TO, grantee, *(after or ("", 0)), limit)
-        return [GrantRecord(*row) for row in rows]
+        return [GrantRecord.of(row) for row in rows]
 
     @reads
     def object_path(self, kind: str, object_id: int) -> Path | None:

@@ -58,7 +58,7 @@ class Policies(Repository):
     @reads
     def policies(self, table_id: int) -> list[PolicyRecord]:
         """Return the policies of a table, by name."""
-        return [PolicyRecord(*row) for row in self.connection.rows(LIST, table_id)]
+        return [PolicyRecord.of(row) for row in self.connection.rows(LIST, table_id)]
 
     @writes
     def set_classification_policy(self, name: str, document: str, by: str) -> None:
@@ -76,4 +76,4 @@ class Policies(Repository):
     @reads
     def classification_policies(self) -> list[PolicyRecord]:
         """Return the policies by classifications, by name."""
-        return [PolicyRecord(*row) for row in self.connection.rows(LIST_CLASSIFIED)]
+        return [PolicyRecord.of(row) for row in self.connection.rows(LIST_CLASSIFIED)]

@@ -45,8 +45,7 @@ class NewFunction:
     secret_ids: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionUse:
+class FunctionUse(Record, frozen=True):
     """A column that a version of a function computes, or did."""
 
     version: int
@@ -176,7 +175,7 @@ class Functions(Repository):
     @reads
     def function_uses(self, object_id: str, version: int | None, limit: int) -> list[FunctionUse]:
         """Return up to `limit` recorded uses of a version, or of all for None."""
-        return [FunctionUse(*row) for row in self.connection.rows(USES, object_id, version, limit)]
+        return [FunctionUse.of(row) for row in self.connection.rows(USES, object_id, version, limit)]
 
     @writes
     def add_function_use(self, object_id: str, use: FunctionUse) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from tiltyard.store.repository import Repository, reads
+from tiltyard.store.repository import Record, Repository, reads
 
 if TYPE_CHECKING:
     from tiltyard.store.backend import Connection
@@ -36,7 +34,7 @@ _ROWS = ("rows", "num_indexed_rows")
 """The properties that say how many rows a job has processed."""
 
 
-class JobEvent(msgspec.Struct, frozen=True):
+class JobEvent(Record, frozen=True):
     """An event of a transaction. `caused_by` is the principal who requested it, None for who runs the transaction."""
 
     happened_at: int
@@ -71,4 +69,4 @@ class JobEvents(Repository):
     @reads
     def list_job_events(self, transaction_id: str) -> list[JobEvent]:
         """Return the events of a transaction, oldest first; at most MAX_EVENTS."""
-        return [JobEvent(*row) for row in self.connection.rows(LIST, transaction_id)]
+        return [JobEvent.of(row) for row in self.connection.rows(LIST, transaction_id)]

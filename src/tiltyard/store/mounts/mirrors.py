@@ -15,55 +15,10 @@ from lance_namespace.errors import ConcurrentModificationError
 from msgspec.structs import replace
 
 from tiltyard.store.earlier_names import pin_namespace
-from tiltyard.store.repository import Path, Record, Repository, decode, reads, writes
+from tiltyard.store.repository import Path, Record, Repository, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-
-COLUMNS = (
-    "id, name, kind, settings, levels, namespace, target, has_columns, removing, fingerprint, synced_at, verified_at,"
-    " failures, error, due_at, lease_owner, lease_until, created_at, namespace_id"
-)
-INSERT = """
-    INSERT INTO publications (name, kind, settings, levels, namespace, target, has_columns, removing, fingerprint,
-        verified_at, failures, due_at, lease_until, created_at, namespace_id)
-    VALUES (?, ?, ?, ?, ?, ?, ?, FALSE, '', ?, 0, ?, 0, ?, ?) ON CONFLICT (name) DO NOTHING
-"""
-LIST = f"SELECT {COLUMNS} FROM publications WHERE name > ? ORDER BY name LIMIT ?"
-FIND = f"SELECT {COLUMNS} FROM publications WHERE name = ?"
-START_REMOVING = "UPDATE publications SET removing = TRUE, due_at = ?, failures = 0 WHERE id = ?"
-DELETE = "DELETE FROM publications WHERE id = ?"
-CLAIM = f"""
-    UPDATE publications SET lease_owner = ?, lease_until = ? WHERE id = ? AND lease_until <= ? RETURNING {COLUMNS}
-"""
-RENEW = "UPDATE publications SET lease_until = ? WHERE id = ? AND lease_owner = ?"
-FINISH = """
-    UPDATE publications SET fingerprint = ?, synced_at = ?, verified_at = ?, failures = ?, error = ?, due_at = ?,
-        lease_owner = NULL, lease_until = 0
-    WHERE id = ? AND lease_owner = ?
-"""
-ENTRIES = "SELECT path, table_id, location, digest, marked FROM published_entries WHERE publication_id = ?"
-COUNT_ENTRIES = "SELECT COUNT(*) FROM published_entries WHERE publication_id = ? AND digest <> ''"
-WRITE_ENTRY = """
-    INSERT INTO published_entries (publication_id, path, table_id, location, digest, marked) VALUES (?, ?, ?, ?, ?, ?)
-    ON CONFLICT (publication_id, path) DO UPDATE SET table_id = excluded.table_id, location = excluded.location,
-        digest = excluded.digest, marked = excluded.marked
-"""
-DELETE_ENTRY = "DELETE FROM published_entries WHERE publication_id = ? AND path = ?"
-PROBLEMS = "SELECT path, problem FROM publication_problems WHERE publication_id = ? ORDER BY path LIMIT ?"
-COUNT_PROBLEMS = "SELECT COUNT(*) FROM publication_problems WHERE publication_id = ?"
-DELETE_PROBLEMS = "DELETE FROM publication_problems WHERE publication_id = ?"
-INSERT_PROBLEM = "INSERT INTO publication_problems (publication_id, table_id, path, problem) VALUES (?, ?, ?, ?)"
-# Sums of ids and of the low 32 bits of times: no sum of either can overflow.
-FINGERPRINT_TABLES = """
-    SELECT COUNT(*), COALESCE(SUM(id), 0), COALESCE(SUM(updated_at & 4294967295), 0) FROM tables WHERE mount_id IS NULL
-"""
-FINGERPRINT_NAMESPACES = "SELECT COUNT(*), COALESCE(SUM(id), 0) FROM namespaces WHERE mount_id IS NULL"
-OWN_NAMESPACES = "SELECT id, parent_id, name, properties FROM namespaces WHERE mount_id IS NULL"
-OWN_TABLES = """
-    SELECT id, namespace_id, name, location, properties FROM tables WHERE mount_id IS NULL AND NOT declared ORDER BY id
-"""
 
 
 class MirrorRecord(Record, frozen=True):
@@ -97,7 +52,49 @@ class MirrorRecord(Record, frozen=True):
     namespace_id: int | None
 
 
-class PublishedEntry(msgspec.Struct, frozen=True):
+INSERT = """
+    INSERT INTO publications (name, kind, settings, levels, namespace, target, has_columns, removing, fingerprint,
+        verified_at, failures, due_at, lease_until, created_at, namespace_id)
+    VALUES (?, ?, ?, ?, ?, ?, ?, FALSE, '', ?, 0, ?, 0, ?, ?) ON CONFLICT (name) DO NOTHING
+"""
+LIST = f"SELECT {MirrorRecord.COLUMNS} FROM publications WHERE name > ? ORDER BY name LIMIT ?"
+FIND = f"SELECT {MirrorRecord.COLUMNS} FROM publications WHERE name = ?"
+START_REMOVING = "UPDATE publications SET removing = TRUE, due_at = ?, failures = 0 WHERE id = ?"
+DELETE = "DELETE FROM publications WHERE id = ?"
+CLAIM = f"""
+    UPDATE publications SET lease_owner = ?, lease_until = ? WHERE id = ? AND lease_until <= ?
+    RETURNING {MirrorRecord.COLUMNS}
+"""
+RENEW = "UPDATE publications SET lease_until = ? WHERE id = ? AND lease_owner = ?"
+FINISH = """
+    UPDATE publications SET fingerprint = ?, synced_at = ?, verified_at = ?, failures = ?, error = ?, due_at = ?,
+        lease_owner = NULL, lease_until = 0
+    WHERE id = ? AND lease_owner = ?
+"""
+ENTRIES = "SELECT path, table_id, location, digest, marked FROM published_entries WHERE publication_id = ?"
+COUNT_ENTRIES = "SELECT COUNT(*) FROM published_entries WHERE publication_id = ? AND digest <> ''"
+WRITE_ENTRY = """
+    INSERT INTO published_entries (publication_id, path, table_id, location, digest, marked) VALUES (?, ?, ?, ?, ?, ?)
+    ON CONFLICT (publication_id, path) DO UPDATE SET table_id = excluded.table_id, location = excluded.location,
+        digest = excluded.digest, marked = excluded.marked
+"""
+DELETE_ENTRY = "DELETE FROM published_entries WHERE publication_id = ? AND path = ?"
+PROBLEMS = "SELECT path, problem FROM publication_problems WHERE publication_id = ? ORDER BY path LIMIT ?"
+COUNT_PROBLEMS = "SELECT COUNT(*) FROM publication_problems WHERE publication_id = ?"
+DELETE_PROBLEMS = "DELETE FROM publication_problems WHERE publication_id = ?"
+INSERT_PROBLEM = "INSERT INTO publication_problems (publication_id, table_id, path, problem) VALUES (?, ?, ?, ?)"
+# Sums of ids and of the low 32 bits of times: no sum of either can overflow.
+FINGERPRINT_TABLES = """
+    SELECT COUNT(*), COALESCE(SUM(id), 0), COALESCE(SUM(updated_at & 4294967295), 0) FROM tables WHERE mount_id IS NULL
+"""
+FINGERPRINT_NAMESPACES = "SELECT COUNT(*), COALESCE(SUM(id), 0) FROM namespaces WHERE mount_id IS NULL"
+OWN_NAMESPACES = "SELECT id, parent_id, name, properties FROM namespaces WHERE mount_id IS NULL"
+OWN_TABLES = """
+    SELECT id, namespace_id, name, location, properties FROM tables WHERE mount_id IS NULL AND NOT declared ORDER BY id
+"""
+
+
+class PublishedEntry(Record, frozen=True):
     """An entry in the other catalog, at `path` there: see the columns of `published_entries`."""
 
     path: Path
@@ -118,14 +115,14 @@ class SyncOutcome(msgspec.Struct, frozen=True):
     due_at: int
 
 
-class TableProblem(msgspec.Struct, frozen=True):
+class TableProblem(Record, frozen=True):
     """Why the table at `path` has not the entry that it should have."""
 
     path: Path
     problem: str
 
 
-class OwnNamespace(msgspec.Struct, frozen=True):
+class OwnNamespace(Record, frozen=True):
     """A namespace of this catalog itself."""
 
     id: int
@@ -134,7 +131,7 @@ class OwnNamespace(msgspec.Struct, frozen=True):
     properties: dict[str, str]
 
 
-class OwnTable(msgspec.Struct, frozen=True):
+class OwnTable(Record, frozen=True):
     """A table of this catalog itself that has data."""
 
     id: int
@@ -227,10 +224,7 @@ class Mirrors(Repository):
     @reads
     def published_entries(self, mirror: int) -> list[PublishedEntry]:
         """Return all entries of a mirror."""
-        return [
-            PublishedEntry(tuple(json.loads(path)), table_id, location, digest, bool(marked))
-            for path, table_id, location, digest, marked in self.connection.rows(ENTRIES, mirror)
-        ]
+        return [PublishedEntry.of(row) for row in self.connection.rows(ENTRIES, mirror)]
 
     @writes
     def write_published_entry(self, mirror: int, owner: str, lease_ms: int, entry: PublishedEntry) -> None:
@@ -255,7 +249,7 @@ class Mirrors(Repository):
         """Return how many tables have a problem, and up to `limit` of those."""
         count = int(self.connection.rows(COUNT_PROBLEMS, mirror)[0][0])
         rows = self.connection.rows(PROBLEMS, mirror, limit) if count else []
-        return count, [TableProblem(tuple(json.loads(path)), problem) for path, problem in rows]
+        return count, [TableProblem.of(row) for row in rows]
 
     @reads
     def tables_fingerprint(self) -> str:
@@ -269,13 +263,9 @@ class Mirrors(Repository):
     @reads
     def own_namespaces(self) -> list[OwnNamespace]:
         """Return all namespaces but those below mounts."""
-        rows = self.connection.rows(OWN_NAMESPACES)
-        return [OwnNamespace(id_, parent, name, decode(properties)) for id_, parent, name, properties in rows]
+        return [OwnNamespace.of(row) for row in self.connection.rows(OWN_NAMESPACES)]
 
     @reads
     def own_tables(self) -> list[OwnTable]:
         """Return all tables that have data, but those below mounts, in the order of their ids."""
-        return [
-            OwnTable(id_, namespace, name, location, decode(properties))
-            for id_, namespace, name, location, properties in self.connection.rows(OWN_TABLES)
-        ]
+        return [OwnTable.of(row) for row in self.connection.rows(OWN_TABLES)]

@@ -427,7 +427,7 @@ class Mounts(Repository):
         return is_gone
 
     def _delete_dependents(self, table_id: int) -> None:
-        self.connection.change(CANCEL_TRANSACTIONS, self._clock(), table_id, None)
+        self.connection.change(CANCEL_TRANSACTIONS, self._clock(), table_id)
         delete_dependents(self.connection, TABLE, "?", table_id)
         count_up(self.connection, GRANTS_GENERATION)
 

@@ -45,7 +45,7 @@ class TestRecord(Record, frozen=True):
     results: str
 
 
-class CheckedVersion(msgspec.Struct, frozen=True):
+class CheckedVersion(Record, frozen=True):
     """A version whose rows failed checks that warn or reject: `checks` says how many, as JSON."""
 
     committed_at: int
@@ -74,4 +74,4 @@ class ContractResults(Repository):
     @reads
     def list_checked_versions(self, table_id: int, limit: int) -> list[CheckedVersion]:
         """Return the latest versions of which checks have found something, the latest first."""
-        return [CheckedVersion(*row) for row in self.connection.rows(LIST_COMMITS, table_id, limit)]
+        return [CheckedVersion.of(row) for row in self.connection.rows(LIST_COMMITS, table_id, limit)]

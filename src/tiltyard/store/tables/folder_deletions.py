@@ -124,7 +124,7 @@ class FolderDeletions(Repository):
             return []
         claim = CLAIM_UNLESS_KEPT if self.connection.row(HAS_KEPT) else CLAIM
         rows = self.connection.rows(claim, now, limit, now + lease_ms)
-        folders = [ScheduledDeletion(*row) for row in rows]
+        folders = [ScheduledDeletion.of(row) for row in rows]
         for folder in folders:
             purge_table_at(self.connection, folder.location)
         purge_expired(self.connection, now)

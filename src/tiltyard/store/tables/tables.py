@@ -62,7 +62,7 @@ REMOVE = f"""
 """
 CANCEL_TRANSACTIONS = """
     UPDATE transactions SET status = 'Canceled', lease_owner = NULL, updated_at = ?
-    WHERE table_id = ? AND status IN ('Queued', 'Running') AND id <> COALESCE(?, '')
+    WHERE table_id = ? AND status IN ('Queued', 'Running')
 """
 MARK_WRITTEN = f"UPDATE tables SET declared = FALSE, updated_at = ? WHERE id = ? RETURNING {TableRecord.COLUMNS}"
 LOCK_PROPERTIES = "SELECT properties FROM tables WHERE id = ? /*+ FOR UPDATE */"
@@ -169,7 +169,6 @@ class Tables(Repository):
         path: Path,
         *,
         delete_folder: bool,
-        transaction_id: str | None = None,
         keep_ms: int = 0,
         expected_id: int | None = None,
         approved: bool = False,
@@ -202,10 +201,10 @@ class Tables(Repository):
             refuse_removal(self.connection, f"the table {display_path(path)}", parent_id, record.id, approved=approved)
         if delete_folder:
             refuse_removal_of_files(self.connection, record.location)
-            self.connection.change(SCHEDULE, record.location, now + keep_ms, transaction_id, DROPPED)
+            self.connection.change(SCHEDULE, record.location, now + keep_ms, None, DROPPED)
             if not keep_ms:  # nor can a table be restored that was at this location before
                 purge_table_at(self.connection, record.location)
-        self.connection.change(CANCEL_TRANSACTIONS, now, record.id, transaction_id)
+        self.connection.change(CANCEL_TRANSACTIONS, now, record.id)
         if not keep_ms:
             delete_dependents(self.connection, TABLE, "?", record.id)
         return record

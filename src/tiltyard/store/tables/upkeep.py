@@ -26,7 +26,18 @@ MAX_ENDED = 2
 UPKEEP = "upkeep"
 """The kind of their transactions."""
 
-COLUMNS = "table_id, changed_at, due_at, rests_until, clean_at, state"
+
+class TableUpkeep(Record, frozen=True):
+    """A table that got commits, the last one noted at `changed_at`; see the columns of `upkeep` (ms since 1970)."""
+
+    table_id: int
+    changed_at: int
+    due_at: int
+    rests_until: int
+    clean_at: int | None
+    state: dict[str, Any]
+
+
 NOTE = """
     INSERT INTO upkeep (table_id, changed_at, due_at, rests_until, clean_at, state) VALUES (?, ?, ?, 0, NULL, '{}')
     ON CONFLICT (table_id) DO UPDATE SET changed_at = excluded.changed_at, due_at = CASE
@@ -38,9 +49,9 @@ HAS_DUE = "SELECT 1 FROM upkeep WHERE due_at <= ? LIMIT 1"
 CLAIM = f"""
     UPDATE upkeep SET due_at = ?, rests_until = ? WHERE table_id = (
         SELECT table_id FROM upkeep WHERE due_at <= ? ORDER BY due_at, table_id LIMIT 1 /*+ FOR UPDATE SKIP LOCKED */
-    ) RETURNING {COLUMNS}
+    ) RETURNING {TableUpkeep.COLUMNS}
 """
-FIND = f"SELECT {COLUMNS} FROM upkeep WHERE table_id = ?"
+FIND = f"SELECT {TableUpkeep.COLUMNS} FROM upkeep WHERE table_id = ?"
 PLAN = """
     UPDATE upkeep SET due_at = CASE WHEN changed_at > ? AND ? < ? THEN ? ELSE ? END, rests_until = ?, clean_at = ?,
         state = ?
@@ -120,17 +131,6 @@ TRANSACTION_COUNTS = """
     SELECT kind, status, count(*) FROM transactions WHERE status IN ('Queued', 'Running') GROUP BY kind, status
 """
 BRANCHES = "SELECT DISTINCT branch FROM table_versions WHERE table_id = ? ORDER BY branch"
-
-
-class TableUpkeep(Record, frozen=True):
-    """A table that got commits, the last one noted at `changed_at`; see the columns of `upkeep` (ms since 1970)."""
-
-    table_id: int
-    changed_at: int
-    due_at: int
-    rests_until: int
-    clean_at: int | None
-    state: dict[str, Any]
 
 
 class Upkeep(Repository):

@@ -64,7 +64,7 @@ class Uploads(Repository):
     def describe_upload(self, upload_id: str) -> UploadRecord:
         """Return an upload. Raises TransactionNotFoundError (the nearest of the specification's errors)."""
         if row := self.connection.row(DESCRIBE, upload_id):
-            return UploadRecord(*row)
+            return UploadRecord.of(row)
         raise _upload_not_found(upload_id)
 
     @writes
@@ -95,7 +95,7 @@ class Uploads(Repository):
     @reads
     def stale_uploads(self, created_before: int, limit: int) -> list[UploadRecord]:
         """Return up to `limit` uploads created before a time, oldest first."""
-        return [UploadRecord(*row) for row in self.connection.rows(STALE, created_before, limit)]
+        return [UploadRecord.of(row) for row in self.connection.rows(STALE, created_before, limit)]
 
     @writes
     def delete_upload(self, upload_id: str) -> None:

@@ -8,7 +8,6 @@ The primary key decides which commit wins.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -16,7 +15,7 @@ from lance_namespace.errors import ConcurrentModificationError, TableNotFoundErr
 
 from tiltyard.store.backend import ForeignKeyError, NullError, Row
 from tiltyard.store.records import NewVersion, VersionRecord
-from tiltyard.store.repository import Repository, encode, placeholders, reads, writes, writes_one_statement
+from tiltyard.store.repository import Record, Repository, encode, placeholders, reads, writes, writes_one_statement
 from tiltyard.store.tables.queued_appends import UNDO_COMMIT
 from tiltyard.store.tables.upkeep import note_changes
 
@@ -336,8 +335,7 @@ TRUNCATE_DELETED = "UPDATE deleted_versions SET beyond = ? WHERE table_id = ? AN
 DELETE_DELETED_FROM = "DELETE FROM deleted_versions WHERE table_id = ? AND branch = ? AND first >= ?"
 
 
-@dataclass(frozen=True, slots=True)
-class DeletedRange:
+class DeletedRange(Record, frozen=True):
     """Versions from `first` to before `end` that were deleted together, at `deleted_at` (ms since 1970)."""
 
     first: int
@@ -391,7 +389,7 @@ class DeletedVersions(Repository):
         self.connection.change(TRUNCATE_DELETED, first, table_id, branch, first)
 
     def _list(self, table_id: int, branch: str) -> list[DeletedRange]:
-        return [DeletedRange(*row) for row in self.connection.rows(LIST_DELETED, table_id, branch)]
+        return [DeletedRange.of(row) for row in self.connection.rows(LIST_DELETED, table_id, branch)]
 
 
 def subtract(ranges: Iterable[Range], subtrahend: Iterable[Range]) -> Iterator[Range]:

@@ -4,11 +4,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tiltyard.model.views.plain_views import QUERY_PROPERTY
-from tiltyard.store.repository import Repository, decode, placeholders, reads, writes
+from tiltyard.store.repository import Record, Repository, decode, placeholders, reads, writes
 from tiltyard.store.tables.lookup import ListedTable, TableRecord
 
 if TYPE_CHECKING:
@@ -39,8 +38,7 @@ VIEWS_AMONG = """
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ViewRecord:
+class ViewRecord(Record, frozen=True):
     """A materialized view; its full definition is in the table's metadata.
 
     `definition` is a digest of that, `definer` the principal who created the view, as text that is opaque to the store.
@@ -64,7 +62,7 @@ class Views(Repository):
     def describe_view(self, table_id: int) -> ViewRecord | None:
         """Return the view that a table is, or None if it is none."""
         row = self.connection.row(DESCRIBE_VIEW, table_id)
-        return ViewRecord(*row) if row else None
+        return ViewRecord.of(row) if row else None
 
     @writes
     def set_column_refreshers(self, table_id: int, identities: Iterable[str], definer: str) -> None:

@@ -277,7 +277,7 @@ def _create_versions(batch: Batch, requests: Sequence[models.CreateTableVersionR
             _check_unchanged(plan.path, table, plan.table)
         news = [structs.replace(plan.new, table_id=table.id) for plan, table in zip(planned, tables, strict=True)]
         results = []
-        for new, table, recorded in zip(news, tables, record_all(catalog, news), strict=True):
+        for new, table, recorded in zip(news, tables, record_all(catalog, news, batch.transaction), strict=True):
             results.append(models.CommitTableResult())
             batch.committed.append(_CommittedVersion(table, recorded, new, results[-1]))
         return results

@@ -72,12 +72,15 @@ def record_versions(
         raise
 
 
-def record_all(catalog: UnitOfWork | Store, news: Sequence[NewVersion]) -> list[VersionRecord]:
+def record_all(
+    catalog: UnitOfWork | Store, news: Sequence[NewVersion], batch_id: str | None = None
+) -> list[VersionRecord]:
     """Record versions in a transaction, or one by itself. Raises ConcurrentModificationError if another has its number.
 
-    Of a transaction, none is recorded then.
+    Of a transaction, none is recorded then. `batch_id` is the id of the batch that commits them.
     """
-    return [_check_same_manifest(new, *pair) for new, pair in zip(news, catalog.record_versions(news), strict=True)]
+    pairs = catalog.record_versions(news, batch_id)
+    return [_check_same_manifest(new, *pair) for new, pair in zip(news, pairs, strict=True)]
 
 
 def record_independently(ctx: Context, news: Sequence[NewVersion]) -> list[VersionRecord | Exception]:

@@ -65,8 +65,8 @@ class SelectQuery:
     dedup: VectorDedup | None = None
 
 
-def parse_select(text: str, namespace: Id = Id()) -> SelectQuery:  # noqa: B008  # the root, which is immutable
-    """Parse a query; a table without a namespace is in `namespace`.
+def parse_select(text: str) -> SelectQuery:
+    """Parse a query; a table without a namespace is in the root.
 
     Raises InvalidInputError, UnsupportedOperationError for a query that is valid SQL, and more than such a projection.
     """
@@ -85,8 +85,8 @@ def parse_select(text: str, namespace: Id = Id()) -> SelectQuery:  # noqa: B008 
     if from_ is None:
         raise InvalidInputError(f"The view's query has no FROM: it is {_FORM}.")
     if from_ + 1 < len(tokens) and tokens[from_ + 1].word == "vector_dedup":
-        return _dedup_query(text, tokens, namespace)
-    source, branch, after = _source(tokens, from_ + 1, namespace)
+        return _dedup_query(text, tokens)
+    source, branch, after = _source(tokens, from_ + 1)
     limit_at = _find(tokens, depths, "limit", after)
     where = after if after < len(tokens) and tokens[after].word == "where" else None
     condition_end = len(tokens) if limit_at is None else limit_at
@@ -126,7 +126,7 @@ def _find(tokens: Sequence[Token], depths: Sequence[int], word: str, start: int)
     return next((at for at in range(start, len(tokens)) if depths[at] == 0 and tokens[at].word == word), None)
 
 
-def _source(tokens: Sequence[Token], at: int, namespace: Id) -> tuple[Id, Branch, int]:
+def _source(tokens: Sequence[Token], at: int) -> tuple[Id, Branch, int]:
     """Return the table and the branch that are named from a token on, and where their name ends.
 
     A single name is a table's id as in the routes (`hr$people`); several are its namespaces and its name. A branch is
@@ -135,7 +135,7 @@ def _source(tokens: Sequence[Token], at: int, namespace: Id) -> tuple[Id, Branch
     if at >= len(tokens):
         raise InvalidInputError(f"The view's query names no table: it is {_FORM}.")
     if tokens[at].word == "table_branch" and at + 1 < len(tokens) and tokens[at + 1].kind == "open":
-        return _branch_source(tokens, at, namespace)
+        return _branch_source(tokens, at)
     names = [tokens[at].name]
     at += 1
     while at + 1 < len(tokens) and tokens[at].text == ".":
@@ -147,19 +147,19 @@ def _source(tokens: Sequence[Token], at: int, namespace: Id) -> tuple[Id, Branch
         )
     if len(names) > 1:  # lancedb 0.41 joins the namespaces: "eu$sales"."films"
         return table_id([part for name in names for part in parse_id(name)]), MAIN, at
-    return _in_namespace(names[0], namespace), MAIN, at
+    return table_id(parse_id(names[0])), MAIN, at
 
 
-def _branch_source(tokens: Sequence[Token], at: int, namespace: Id) -> tuple[Id, Branch, int]:
+def _branch_source(tokens: Sequence[Token], at: int) -> tuple[Id, Branch, int]:
     """Return the table and the branch of a call of `table_branch`, and where it ends."""
     call = tokens[at : at + 6]
     if [token.kind for token in call] != ["word", "open", "text", "comma", "text", "close"]:
         raise InvalidInputError("A view reads a branch as table_branch('table', 'branch'), at its latest version.")
     name, branch = (token.text[1:-1].replace("''", "'") for token in (call[2], call[4]))
-    return _in_namespace(name, namespace), Branch.parse(branch).check(), at + len(call)
+    return table_id(parse_id(name)), Branch.parse(branch).check(), at + len(call)
 
 
-def _dedup_query(text: str, tokens: Sequence[Token], namespace: Id) -> SelectQuery:
+def _dedup_query(text: str, tokens: Sequence[Token]) -> SelectQuery:
     """Return a query of all columns of `vector_dedup(table, version, column, distance)`. Raises InvalidInputError."""
     kinds = [token.kind for token in tokens[4:11]]
     threshold = text[tokens[10].end : tokens[-1].start].strip() if len(tokens) > 11 else ""
@@ -175,12 +175,7 @@ def _dedup_query(text: str, tokens: Sequence[Token], namespace: Id) -> SelectQue
         )
     name, column = (token.text[1:-1].replace("''", "'") for token in (tokens[5], tokens[9]))
     dedup = VectorDedup(int(tokens[7].text), column, float(threshold))
-    return SelectQuery(_in_namespace(name, namespace), None, None, None, MAIN, dedup)
-
-
-def _in_namespace(name: str, namespace: Id) -> Id:
-    path = table_id(parse_id(name))
-    return path if len(path) > 1 else Id((*namespace, *path))
+    return SelectQuery(table_id(parse_id(name)), None, None, None, MAIN, dedup)
 
 
 def _columns(text: str, tokens: Sequence[Token], depths: Sequence[int], end: int) -> Mapping[str, str] | None:

@@ -33,7 +33,7 @@ def test_parse_select_reads_columns_source_filter_and_limit(text: str, query: Se
 
 @pytest.mark.parametrize("distance", ["4.0", "0", "-1.5", "1e-05", "1.5E3"])
 def test_parse_select_reads_vector_dedup(distance: str) -> None:
-    parsed = parse_select(f"SELECT * FROM vector_dedup('hr$it''s', 7, 'a v', {distance})", Id(["x"]))
+    parsed = parse_select(f"SELECT * FROM vector_dedup('hr$it''s', 7, 'a v', {distance})")
     assert parsed == SelectQuery(Id(["hr", "it's"]), None, None, None, dedup=VectorDedup(7, "a v", float(distance)))
 
 
@@ -64,9 +64,9 @@ def test_parse_select_takes_the_greatest_limit() -> None:
     assert parse_select("SELECT a FROM t LIMIT 9223372036854775807").limit == 2**63 - 1
 
 
-def test_parse_select_finds_a_single_name_in_the_namespace() -> None:
-    assert parse_select("SELECT * FROM t", Id(["hr"])).source == ("hr", "t")
-    assert parse_select("SELECT * FROM a.t", Id(["hr"])).source == ("a", "t")
+def test_parse_select_finds_a_single_name_in_the_root() -> None:
+    assert parse_select("SELECT * FROM t").source == ("t",)
+    assert parse_select("SELECT * FROM a.t").source == ("a", "t")
 
 
 @pytest.mark.parametrize(

@@ -367,9 +367,7 @@ def test_rows_of_a_client_are_refused_before_a_file_is_written(tmp_path: Path) -
             where.set("read-only", reason="new disks")
             before = sorted(tmp_path.rglob("*.lance"))
             for mode in ("append", "overwrite"):
-                with pytest.raises(
-                    PermissionDeniedError, match=r"read-only \(set by .*new disks\).*Nothing was written"
-                ):
+                with pytest.raises(PermissionDeniedError, match=r"read-only \(set by .*new disks.*Nothing was written"):
                     lake.table("t").write(ROWS, mode=mode)
             assert sorted(tmp_path.rglob("*.lance")) == before
             where.lift("read-only")

@@ -79,9 +79,16 @@ def allowed_outside(ctx: Context, kind: str, paths: Sequence[Sequence[str]], pri
 
     Raises ServiceUnavailableError.
     """
+    return are_objects_allowed(ctx, [(kind, path) for path in paths], privileges)
+
+
+def are_objects_allowed(
+    ctx: Context, objects: Sequence[tuple[str, Sequence[str]]], privileges: int = _USE
+) -> list[bool]:
+    """Return the same for objects by their kinds and paths."""
     if ctx.services.decisions is None:
-        return [True] * len(paths)
-    return ctx.services.decisions.allowed(ctx, [asked_object(kind, tuple(path), privileges) for path in paths])
+        return [True] * len(objects)
+    return ctx.services.decisions.allowed(ctx, [asked_object(kind, tuple(path), privileges) for kind, path in objects])
 
 
 def are_allowed_outside(ctx: Context, kind: str, object_ids: Sequence[int], privileges: int = _USE) -> list[bool]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lance_namespace.errors import PermissionDeniedError, ServiceUnavailableError
 
-from tiltyard.access.authorization import allowed_outside, caller_rights
+from tiltyard.access.authorization import are_objects_allowed, caller_rights
 from tiltyard.model.paging import fetch_chosen
 from tiltyard.model.principals import ALL, Privilege
 from tiltyard.store.access.grants import NAMESPACE, TABLE
@@ -41,9 +41,28 @@ def _allowed_page(
     key_of: Callable[[Item], Key],
     privileges: int = Privilege.USE.value,
 ) -> list[Item]:
-    """Return a full page of what services outside, if there are any, allow; what has no path is not asked about.
+    """Return a full page of objects of one kind, as `fetch_allowed` does; without a path they are not asked about."""
 
-    `fetch(after, count)` reads what the caller's rights allow, from behind a key. Raises ServiceUnavailableError.
+    def object_of(item: Item) -> tuple[str, Sequence[str]] | None:
+        path = path_of(item)
+        return None if path is None else (kind, path)
+
+    return fetch_allowed(ctx, fetch, after, count, object_of, key_of, privileges)
+
+
+def fetch_allowed(
+    ctx: Context,
+    fetch: Callable[[Key | None, int], list[Item]],
+    after: Key | None,
+    count: int,
+    object_of: Callable[[Item], tuple[str, Sequence[str]] | None],
+    key_of: Callable[[Item], Key],
+    privileges: int = Privilege.USE.value,
+) -> list[Item]:
+    """Return a full page of what services outside, if there are any, allow, by the kind and path of each object.
+
+    What has no object is not asked about. `fetch(after, count)` reads what the caller's rights allow, from behind a
+    key. Raises ServiceUnavailableError.
     """
     if ctx.services.decisions is None:
         return fetch(after, count)
@@ -55,9 +74,9 @@ def _allowed_page(
     def choose(page: Sequence[Item]) -> list[Item]:
         if time.monotonic() > until:
             raise ServiceUnavailableError("So much of this list may not be seen that it takes too long: narrow it.")
-        paths = [path_of(each) for each in page]
-        answers = iter(allowed_outside(ctx, kind, [path for path in paths if path is not None], privileges))
-        return [each for each, path in zip(page, paths, strict=True) if path is None or next(answers)]
+        objects = [object_of(each) for each in page]
+        answers = iter(are_objects_allowed(ctx, [named for named in objects if named is not None], privileges))
+        return [each for each, named in zip(page, objects, strict=True) if named is None or next(answers)]
 
     return fetch_chosen(fetch_many, after, count, key_of, choose)
 

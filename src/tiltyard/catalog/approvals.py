@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import PermissionDeniedError
 
 from tiltyard.access.authorization import caller_rights, require_decision
+from tiltyard.access.filtered_lists import fetch_allowed
 from tiltyard.access.needs import ANY_CALLER
 from tiltyard.model.operations import Needs, operation
+from tiltyard.model.paging import fetch_chosen
 from tiltyard.model.principals import Privilege, with_implied
 from tiltyard.model.spec import models
 from tiltyard.store import Approval
@@ -17,6 +19,8 @@ from tiltyard.store.access.grants import NAMESPACE, SERVER, TABLE
 from tiltyard.store.approvals import approval_not_found
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tiltyard.context import Context
 
 
@@ -63,15 +67,26 @@ def list_approvals(ctx: Context, request: models.ListApprovalsRequest) -> models
 
     Raises InvalidInputError.
     """
+
+    def fetch(before: tuple[int, str] | None, count: int) -> list[Approval]:
+        return fetch_chosen(ctx.store.list_approvals, before, count, _key_of, partial(filter, partial(_sees, ctx)))
+
+    def object_of(each: Approval) -> tuple[str, Sequence[str]] | None:
+        path = ctx.store.object_path(each.object_kind, each.object_id)
+        return None if path is None else (each.object_kind, path)
+
     records, token = ctx.paging.fetch_page(
         "approvals",
         request.page_token,
         request.limit,
-        ctx.store.list_approvals,
-        lambda each: (each.requested_at, each.id),
-        is_listed=partial(_sees, ctx),
+        lambda before, count: fetch_allowed(ctx, fetch, before, count, object_of, _key_of),
+        _key_of,
     )
     return models.ListApprovalsResponse(approvals=[_to_entry(ctx, each) for each in records], page_token=token)
+
+
+def _key_of(approval: Approval) -> tuple[int, str]:
+    return approval.requested_at, approval.id
 
 
 def _sees(ctx: Context, approval: Approval) -> bool:

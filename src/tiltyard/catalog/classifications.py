@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError, TableNotFoundError
 
 from tiltyard.access.authorization import (
+    are_objects_allowed,
     authorize_namespace,
     authorize_table,
     caller_rights,
     is_administrator,
-    is_allowed_outside,
 )
 from tiltyard.access.classifications import (
     classifications_of_namespace,
@@ -308,26 +308,26 @@ def _find_visible(
 ) -> Iterator[_Found]:
     """Yield the objects of a page with the value, if one is named, that the caller can use."""
     columns = ctx.store.classified_columns_by_id([each.object_id for each in page if each.kind == COLUMN])
-    for record in page:
-        if request.value in (None, record.value):
-            yield from _visible(ctx, record, columns)
+    found = [
+        each for record in page if request.value in (None, record.value) and (each := _granted(ctx, record, columns))
+    ]
+    objects = [(NAMESPACE if each.record.kind == NAMESPACE else TABLE, each.path) for each in found]
+    for each, is_allowed in zip(found, are_objects_allowed(ctx, objects), strict=True):
+        if is_allowed:
+            yield each
 
 
-def _visible(ctx: Context, record: ClassificationRecord, columns: dict[int, ClassifiedColumn]) -> Iterator[_Found]:
-    """Yield an object with a classification, if it is there and the caller can use it."""
+def _granted(ctx: Context, record: ClassificationRecord, columns: dict[int, ClassifiedColumn]) -> _Found | None:
+    """Return an object with a classification, if it is there and the caller has any privilege on it."""
     column = columns.get(record.object_id) if record.kind == COLUMN else None
     if record.kind == COLUMN and (column is None or column.path is None):
-        return
+        return None
     kind = NAMESPACE if record.kind == NAMESPACE else TABLE
     object_id = record.object_id if column is None else column.table_id
     path = ctx.store.object_path(kind, object_id)
-    if path is None or not _can_use(ctx, kind, object_id):
-        return
-    yield _Found(record, path, None if column is None else column.path)
-
-
-def _can_use(ctx: Context, kind: str, object_id: int) -> bool:
-    return _has_rights(ctx, kind, object_id) and is_allowed_outside(ctx, kind, object_id)
+    if path is None or not _has_rights(ctx, kind, object_id):
+        return None
+    return _Found(record, path, None if column is None else column.path)
 
 
 def _has_rights(ctx: Context, kind: str, object_id: int) -> bool:

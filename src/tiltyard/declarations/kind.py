@@ -48,6 +48,8 @@ class Kind(ABC, Generic[D]):
     """Whether its objects are in namespaces, or about them."""
     is_deleted_first: ClassVar[bool] = False
     """Whether it is in the way of changes of what it is about, and deleted before them."""
+    is_lessened_first: ClassVar[bool] = False
+    """Whether what is taken from an object that stays is taken before other changes, too."""
     replaced_by: ClassVar[frozenset[str]] = frozenset()
     """Facts for a change of which an object is dropped and created again, with the caller's word."""
 

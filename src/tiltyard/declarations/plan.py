@@ -198,6 +198,8 @@ class _Planning:
         self._file = file
         self._deletes = deletes
         self._made: list[Change] = []
+        self._lifted: list[Change] = []
+        """What stays and loses what is in the way of other changes."""
         self._kept: list[Change] = []
         self._refused: list[str] = []
         self._gone: set[str] = set()
@@ -210,7 +212,7 @@ class _Planning:
         extra = [self._plan_kind(kind, sections[kind.section]) for kind in KINDS if kind.section in sections]
         first = [each for changes in reversed(extra) for each in changes if each.kind.is_deleted_first]
         last = [each for changes in reversed(extra) for each in changes if not each.kind.is_deleted_first]
-        changes = (*first, *self._made, *last)
+        changes = (*first, *self._lifted, *self._made, *last)
         return CatalogPlan(self._target, changes, tuple(self._kept), tuple(self._refused), self._file.values)
 
     def _plan_kind(self, kind: Kind[Any], wanted: Mapping[str, Any]) -> list[Change]:
@@ -247,6 +249,9 @@ class _Planning:
                 kept.append(each)
             else:
                 made.append(each)
+        if kind.is_lessened_first and (lifted := [each for each in made if each.removes]):
+            self._lifted.append(Change(kind, name, Action.CHANGE, declared, tuple(lifted), before=before))
+            made = [each for each in made if not each.removes]
         if made:
             self._made.append(Change(kind, name, Action.CHANGE, declared, tuple(made), before=before))
             if kind.securable and any(each.path[0] in kind.replaced_by for each in made):

@@ -36,6 +36,7 @@ class Protections(AboutObjects[Protected]):
     declaration = Protected
     parts = frozenset({("approval",)})
     is_deleted_first = True
+    is_lessened_first = True
 
     def read(self, catalog: CatalogContent) -> dict[str, Protected]:
         """Return all protections, for an administrator."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import anyio
+import pyarrow as pa
 import pytest
 from lance_namespace.errors import (
     NamespaceNotFoundError,
@@ -15,13 +17,21 @@ from lance_namespace.errors import (
     ServiceUnavailableError,
     TableNotFoundError,
 )
+from mcp.client.client import Client
 
 import tiltyard
 from tests.access.decisions.service import STORE, Service, opa, openfga, unused_url
+from tests.services.wire import stream
+from tiltyard.catalog.jobs.authorization import authorize_start
+from tiltyard.cli.mcp.protocol import make_server
+from tiltyard.cli.mcp.tools import TOOLS
 from tiltyard.config import ConfigError, Settings, load_settings
+from tiltyard.context import Context
+from tiltyard.model.ids import Id
 from tiltyard.model.principals import EVERYBODY, SERVER, Principal, Privilege
 from tiltyard.store import open_store
 from tiltyard.store.access.grants import NAMESPACE as NAMESPACE_KIND
+from tiltyard.tables.credentials import FileAccess, file_access
 
 ANN = Principal("okta/ann", ("okta/data",), "token")
 PROTOCOLS: dict[str, Callable[..., dict[str, Any]]] = {"opa": opa, "openfga": openfga}
@@ -162,6 +172,19 @@ def test_a_service_that_is_away_is_left_alone_for_a_while(root: Path, service: S
         assert time.monotonic() - started_at < 0.5
 
 
+def test_an_outage_is_logged_once_however_many_requests_it_refuses(
+    root: Path, service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = opa(service, deadline_ms=2_000)
+    settings["opa"]["url"] = unused_url()
+    with opened(root, settings) as ann, caplog.at_level("WARNING"):
+        for _ in range(6):  # the last of them while it is left alone
+            with pytest.raises(ServiceUnavailableError, match="'opa' decides about this"):
+                describe(ann)
+    lines = [record.getMessage() for record in caplog.records if "decides about requests" in record.getMessage()]
+    assert len(lines) == 1, lines
+
+
 def test_undefined_decisions_deny(root: Path, service: Service) -> None:
     with opened(root, opa(service, cache_seconds=0)) as ann:
         for raw in (b"{}", b'{"result": {}}', b'{"result": false}', b'{"result": {"allow": false}}'):
@@ -218,6 +241,71 @@ def test_lists_leave_out_what_is_denied_and_are_asked_about_together(tmp_path: P
     with opened(tmp_path, opa(service, batch_path="tiltyard/batch"), EVERYBODY) as anybody:
         assert anybody.list_tables({"id": ["n0"], "include_declared": True}).tables == expected
         assert [len(each["objects"]) for each in service.inputs if "objects" in each] == [130]
+
+
+def test_lists_of_what_governs_tables_are_asked_about_in_one_batch(tmp_path: Path, service: Service) -> None:
+    """Approvals, erasures, schedules, classified objects and lineage: objects that are denied are in none of them."""
+    names = ("open", "secret", "third")
+    with tiltyard.Namespace(str(tmp_path), jobs=0) as owner:
+        for name in names:
+            owner.create_table({"id": [name]}, stream(pa.table({"id": [1]})))
+            path = {"object_kind": "table", "id": [name]}
+            owner.call("EraseFromTable", {"id": [name], "predicate": "id = 7"})
+            owner.call("SetClassification", {**path, "key": "pii"})
+            schedule = {"id": [f"of_{name}"], "job": "optimize", "table": [name], "every_seconds": 900}
+            owner.call("CreateSchedule", schedule)
+            owner.call("SetProtection", {**path, "kind": "approval", "operations": ["DropTable"]})
+            with pytest.raises(PermissionDeniedError, match="approval"):
+                owner.call("DropTable", {"id": [name]})
+        store = owner._services.store
+        erasure = next(each for each in store.list_erasures(None, 9) if each.path == ("secret",))
+    service.allows = lambda privilege, kind, path: path != "secret"
+    with opened(tmp_path, opa(service, cache_seconds=0, batch_path="tiltyard/batch"), EVERYBODY) as anybody:
+        for operation, key, name_of in (
+            ("ListApprovals", "approvals", lambda each: each["object_id"]),
+            ("ListErasures", "erasures", lambda each: each["table"]),
+            ("ListSchedules", "schedules", lambda each: each["table"]),
+            ("FindClassified", "classifications", lambda each: each["id"]),
+        ):
+            del service.inputs[:]
+            listed = anybody.call(operation, {"key": "pii"} if operation == "FindClassified" else {})[key]
+            assert sorted(name_of(each) for each in listed) == [["open"], ["third"]], operation
+            assert [len(each["objects"]) for each in service.inputs if "objects" in each] == [3], operation
+        with pytest.raises(PermissionDeniedError, match="does not allow"):
+            anybody.call("DescribeErasure", {"erasure_id": erasure.id})
+
+
+def test_jobs_mounts_files_and_assistants_are_asked_about(tmp_path: Path, service: Service) -> None:
+    (tmp_path / "lake").mkdir()
+    with tiltyard.Namespace(str(tmp_path), jobs=0) as owner:
+        settings = {"root": str(tmp_path / "lake"), "mode": "manifest"}
+        owner.call("MountCatalog", {"id": ["m"], "kind": "dir", "settings": settings})
+        for path in (["t"], ["m", "t"]):
+            owner.create_table({"id": path}, stream(pa.table({"id": [1]})))
+    job = {"name": "optimize", "table": ["t"], "arguments": {"table": "t"}}
+    with opened(tmp_path, opa(service, cache_seconds=0), EVERYBODY) as anybody:
+        queued = anybody.call("SubmitJob", job)["job"]["id"]
+        services = anybody._services
+        ctx = Context(services, "r", principal=EVERYBODY)
+        below = ctx.find_table(Id(("m", "t")))
+        assert file_access(ctx, below) is FileAccess.WRITE
+        service.allows = lambda privilege, kind, path: privilege not in ("run_udfs", "write")
+        assert file_access(ctx, below) is FileAccess.READ
+        with pytest.raises(PermissionDeniedError, match="does not allow"):
+            anybody.call("SubmitJob", job)
+        with pytest.raises(PermissionDeniedError, match="does not allow"):  # as a driver would start it
+            authorize_start(ctx, services.store.describe_transaction(queued))
+        service.allows = lambda privilege, kind, path: privilege != "read" or path != "m/t"
+        assert file_access(ctx, below) is FileAccess.NOTHING
+        with pytest.raises(PermissionDeniedError, match="does not allow read on the table m"):
+            anybody.count_table_rows({"id": ["m", "t"]})
+
+        async def as_assistant() -> None:
+            async with Client(make_server(TOOLS, lambda headers: nullcontext(anybody.caller()))) as client:
+                refused = await client.call_tool("count", {"table": "m.t"})
+                assert "does not allow read on the table m" in str(refused.content)
+
+        anyio.run(as_assistant)
 
 
 def test_a_batch_of_positions_that_are_none_is_no_answer(root: Path, service: Service) -> None:

@@ -7,14 +7,13 @@ seconds, until any grant changes.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import Counter, defaultdict
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from lance_namespace.errors import LanceNamespaceError, PermissionDeniedError, ServiceUnavailableError
+from lance_namespace.errors import LanceNamespaceError, PermissionDeniedError
 from msgspec import structs
 
 from tiltyard.access.decisions.protocols import (
@@ -40,6 +39,7 @@ from tiltyard.model.principals import SERVER, Privilege, parse_privileges, privi
 from tiltyard.model.settings.storages import SecretError
 from tiltyard.mounts.registry.circuit_breaker import CircuitBreaker
 from tiltyard.runtime.cache import Cache
+from tiltyard.runtime.outage_log import SystemUnavailableError
 from tiltyard.store.access.grants import SERVER as SERVER_KIND
 from tiltyard.store.access.grants import TABLE
 
@@ -52,12 +52,14 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.model.settings.decision_services import DecisionService
 
-log = logging.getLogger("tiltyard.access")
-
 MAX_CACHED_DECISIONS = 50_000
 """Decisions of one service that are kept: those of a principal on 1,000 tables take some 500 KB."""
 DOCTOR = "Doctor"
 """The operation that is told when the server asks only whether a service answers."""
+
+
+class _PausedError(UnansweredError):
+    """A service is not called for a while, since it has failed."""
 
 
 class _Service:
@@ -104,7 +106,7 @@ class _Service:
 
     def _ask(self, asker: Asker, objects: Sequence[AskedObject], until: float) -> list[Decision]:
         if self._breaker.try_enter():
-            raise UnansweredError("has not answered lately")
+            raise _PausedError("has not answered lately")
         try:
             decisions = self._protocol.decide(asker, objects, until)
         except UnansweredError:
@@ -218,10 +220,15 @@ class Decisions:
         except (UnansweredError, UnusableAnswerError) as error:
             waited = time.monotonic() - started_at
             self.add(ctx, [DecisionNote(service.name, DecisionOutcome.FAILED, len(asked), "", waited)])
-            log.warning("%s, which decides about requests, %s: what it is asked about is refused", service.name, error)
-            raise ServiceUnavailableError(
-                f"'{service.name}' decides about this, and {error}: try again in a moment."
-            ) from error
+            failed = SystemUnavailableError(
+                f"'{service.name}' decides about this, and {error}: try again in a moment.",
+                f"'{service.name}', which decides about requests,",
+            )
+            if isinstance(error, _PausedError):
+                raise failed from None  # why it is left alone was logged
+            failed.__cause__ = error
+            ctx.services.outage_log.report(failed)  # once a minute, however many requests are refused
+            raise failed from error
         self.add(ctx, _notes(service.name, decisions, seconds))
         return asked, decisions
 

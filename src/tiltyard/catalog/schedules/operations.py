@@ -16,10 +16,10 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.access.authorization import (
+    are_allowed_outside,
     authorize_namespace,
     authorize_table,
     caller_rights,
-    is_allowed_outside,
     missing_privileges,
     require_decision,
 )
@@ -86,10 +86,20 @@ def privileges_on(ctx: Context, record: ScheduleRecord) -> int:
 
 def may_describe(ctx: Context, record: ScheduleRecord) -> bool:
     """Return whether the caller may describe a schedule: as DescribeJob has it of the schedule's jobs."""
-    is_own = ctx.principal.administrator or record.definer.get("name") == ctx.principal.name
-    if not is_own and not privileges_on(ctx, record) & Privilege.RUN_UDFS:
-        return False
-    return record.table_id is None or is_allowed_outside(ctx, TABLE, record.table_id, Privilege.RUN_UDFS.value)
+    return bool(_describable(ctx, [record]))
+
+
+def _describable(ctx: Context, records: Sequence[ScheduleRecord]) -> list[ScheduleRecord]:
+    """Return the schedules that the caller may describe; services outside are asked about all their tables at once."""
+
+    def has_rights(record: ScheduleRecord) -> bool:
+        is_own = ctx.principal.administrator or record.definer.get("name") == ctx.principal.name
+        return is_own or bool(privileges_on(ctx, record) & Privilege.RUN_UDFS)
+
+    granted = [each for each in records if has_rights(each)]
+    tables = list(dict.fromkeys(each.table_id for each in granted if each.table_id is not None))
+    allowed = dict(zip(tables, are_allowed_outside(ctx, TABLE, tables, Privilege.RUN_UDFS.value), strict=True))
+    return [each for each in granted if each.table_id is None or allowed[each.table_id]]
 
 
 def _definer_or(required: Privilege) -> Needs:
@@ -195,7 +205,7 @@ def list_schedules(ctx: Context, request: models.ListSchedulesRequest) -> models
 
     def fetch(after: tuple[int, str] | None, count: int) -> list[ScheduleRecord]:
         records = ctx.store.list_schedules(after, MAX_SCHEDULES)
-        return [each for each in records if about in (None, each.table_id) and may_describe(ctx, each)][:count]
+        return _describable(ctx, [each for each in records if about in (None, each.table_id)])[:count]
 
     records, token = ctx.paging.fetch_page(
         f"schedules {about}", request.page_token, request.limit, fetch, lambda each: (each.namespace_id, each.name)

@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
-from tiltyard.access.authorization import caller_rights
+from tiltyard.access.authorization import caller_rights, require_decision
+from tiltyard.access.filtered_lists import fetch_allowed
 from tiltyard.access.needs import ANY_CALLER, on_table
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import Needs, operation
+from tiltyard.model.paging import fetch_chosen
+from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 from tiltyard.model.views.plain_views import refuse_view
 from tiltyard.storage.errors import lance_errors
+from tiltyard.store.access.grants import TABLE
 from tiltyard.store.tables.erasures import ERASE, erasure_not_found
 from tiltyard.tables.erasure.plan import Plan
 from tiltyard.tables.erasure.report import is_signed
@@ -23,6 +27,8 @@ from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.rows.update_delete import check_predicate
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tiltyard.context import Context
     from tiltyard.store import Erasure, UnitOfWork
 
@@ -82,9 +88,22 @@ def _is_visible(ctx: Context, erasure: Erasure) -> bool:
     return bits & PRIVILEGES.value == PRIVILEGES.value
 
 
+def _key_of(erasure: Erasure) -> tuple[int, str]:
+    return erasure.requested_at, erasure.id
+
+
+def _table_of(ctx: Context, erasure: Erasure) -> tuple[str, Sequence[str]] | None:
+    """Return what services outside are asked about: the table under its present name; None once it is gone."""
+    path = ctx.store.object_path(TABLE, erasure.table_id)
+    return None if path is None else (TABLE, path)
+
+
 def _describe(ctx: Context, request: Any) -> Context:
-    if not _is_visible(ctx, ctx.store.find_erasure(request.erasure_id)):
+    erasure = ctx.store.find_erasure(request.erasure_id)
+    if not _is_visible(ctx, erasure):
         raise erasure_not_found(request.erasure_id)
+    if (table := _table_of(ctx, erasure)) is not None:
+        require_decision(ctx, *table, Privilege.USE.value)
     return ctx
 
 
@@ -97,13 +116,16 @@ def list_erasures(ctx: Context, request: models.ListErasuresRequest) -> models.L
 
     Raises InvalidInputError.
     """
+
+    def fetch(before: tuple[int, str] | None, count: int) -> list[Erasure]:
+        return fetch_chosen(ctx.store.list_erasures, before, count, _key_of, partial(filter, partial(_is_visible, ctx)))
+
     records, token = ctx.paging.fetch_page(
         "erasures",
         request.page_token,
         request.limit,
-        ctx.store.list_erasures,
-        lambda each: (each.requested_at, each.id),
-        is_listed=partial(_is_visible, ctx),
+        lambda before, count: fetch_allowed(ctx, fetch, before, count, partial(_table_of, ctx), _key_of),
+        _key_of,
     )
     return models.ListErasuresResponse(erasures=[_to_entry(each) for each in records], page_token=token)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import TableNotFoundError
 
-from tiltyard.access.authorization import caller_rights, is_administrator, is_allowed_outside
+from tiltyard.access.authorization import are_allowed_outside, caller_rights, is_administrator, is_allowed_outside
 from tiltyard.model.columns.lineage import ANY_COLUMN, ColumnInput, Derivation, inputs_of, made_of
 from tiltyard.model.ids import Id
 from tiltyard.model.principals import Privilege
@@ -21,7 +21,7 @@ from tiltyard.store.access.grants import TABLE
 from tiltyard.store.repository import parent_folders
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from tiltyard.context import Context
     from tiltyard.store import TableRecord
@@ -42,11 +42,15 @@ class Direction(StrEnum):
 
 def can_use(ctx: Context, record: TableRecord) -> bool:
     """Return whether the caller has `use` on a table, and no policy of it binds the caller."""
-    if not is_administrator(ctx):
-        rights = caller_rights(ctx)
-        if not rights.allow(record, Privilege.USE.value) or rights.effective_policy(record.id) is not None:
-            return False
-    return is_allowed_outside(ctx, TABLE, record.id)
+    return _is_granted(ctx, record) and is_allowed_outside(ctx, TABLE, record.id)
+
+
+def _is_granted(ctx: Context, record: TableRecord) -> bool:
+    """Return the same without what services outside say."""
+    if is_administrator(ctx):
+        return True
+    rights = caller_rights(ctx)
+    return rights.allow(record, Privilege.USE.value) and rights.effective_policy(record.id) is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ class LineageGraph:
     edges: dict[tuple[Any, ...], models.LineageEdge] = field(default_factory=dict)
     is_truncated: bool = False
     _keys: dict[tuple[int, str], str] = field(default_factory=dict)
+    _allowed: dict[int, bool] = field(default_factory=dict)
     _starts: deque[tuple[GraphNode, int | None]] = field(default_factory=deque)
 
     def follow(self, start: GraphNode, direction: Direction, depth: int, version: int | None) -> None:
@@ -111,7 +116,8 @@ class LineageGraph:
         except TableNotFoundError:
             return models.LineageNode(key=f"dropped:{len(self.nodes)}", kind="dropped", depth=depth)
         path = self.ctx.store.object_path(TABLE, number)
-        if path is None or not can_use(self.ctx, record):
+        self._ask_about([number])
+        if path is None or not (_is_granted(self.ctx, record) and self._allowed[number]):
             return models.LineageNode(key=f"hidden:{len(self.nodes)}", kind="hidden", depth=depth)
         name = Id(path)
         key = f"table:{name}" + (f"@{branch}" if branch else "")
@@ -121,7 +127,17 @@ class LineageGraph:
         """Return the newest commits that made a node, or were made from it."""
         records = self._records(node, direction, version, MAX_RECORDS + 1)
         self.is_truncated = self.is_truncated or len(records) > MAX_RECORDS
-        return records[:MAX_RECORDS]
+        made = records[:MAX_RECORDS]
+        if direction is Direction.UPSTREAM:
+            self._ask_about(number for record in made for number in record.source_ids if number is not None)
+        else:
+            self._ask_about(record.table_id for record in made)
+        return made
+
+    def _ask_about(self, numbers: Iterable[int]) -> None:
+        """Ask services outside, if there are any, about tables of which it is not known yet, in one go."""
+        unknown = [number for number in dict.fromkeys(numbers) if number not in self._allowed]
+        self._allowed.update(zip(unknown, are_allowed_outside(self.ctx, TABLE, unknown), strict=True))
 
     def _records(
         self, node: GraphNode, direction: Direction, version: int | None, limit: int

@@ -297,6 +297,19 @@ def test_tests_run_all_checks_and_are_kept_with_the_version(table: Server) -> No
     assert [(test.passed, test.version) for test in kept] == [(True, 3), (True, 1), (False, 2)]
 
 
+def test_a_foreign_key_to_what_is_not_there_fails_its_own_check_alone(table: Server) -> None:
+    checks = ("foreign_key(kind, kinds.nothing)", "foreign_key(kind, gone.name)", "foreign_key(kind, gone.too.name)")
+    table.declare("kinds", managed=True)
+    insert(table, body(pa.table({"name": ["a"]})), name="kinds")
+    set_contract(table, "not_null(id)", *(f"test: {check}" for check in checks))
+    assert [result.found for result in run(table).results] == [
+        None,
+        "there is no column 'kinds.nothing'",
+        "there is no table of 'gone.name'",
+        "there is no table of 'gone.too.name'",
+    ]
+
+
 def test_schema_changes_that_break_the_contract_are_refused(table: Server) -> None:
     set_contract(table, "expect(price >= 0)", "matches(code, .+)")
 

@@ -350,6 +350,11 @@ def test_what_cannot_be_erased_from_is_refused(catalog: Server) -> None:
         ({"predicate": "nobody = 7"}, TableColumnNotFoundError),
         ({"values_of": ["nothing"]}, InvalidInputError),
         ({"reference": "x" * 501}, InvalidInputError),
+        ({"predicate": "random() < 0.5"}, InvalidInputError),
+        ({"predicate": "user = 7 OR `uuid`() = 'x'"}, InvalidInputError),
+        ({"predicate": "city > 'a' AND user < length(CAST(current_date AS STRING))"}, InvalidInputError),
+        ({"predicate": "user >= 0 AND _rowid = 1"}, InvalidInputError),
+        ({"predicate": "`_RowAddr` = 1"}, InvalidInputError),
     ):
         with pytest.raises(error):
             request(catalog, **fields)

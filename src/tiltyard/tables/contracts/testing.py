@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError
+from lance_namespace.errors import InvalidInputError, NamespaceNotFoundError, TableNotFoundError
 
 from tiltyard.access.authorization import authorize_table
 from tiltyard.access.needs import on_table
@@ -210,11 +210,15 @@ def _keys(ctx: Context, columns: Sequence[str], rows: TestedRows) -> Iterator[pa
 def _find_missing(ctx: Context, column: str, reference: str, rows: TestedRows) -> str:
     """Return how many values are none of the other table's column, with the first; "" for none. A null refers to none.
 
-    Raises RefusedError, TableNotFoundError, TableColumnNotFoundError, PermissionDeniedError.
+    A table, or a column, that is not there any more has none of them.
+    Raises RefusedError, PermissionDeniedError.
     """
-    other, name = _open_referenced(ctx, reference)
+    try:
+        other, name = _open_referenced(ctx, reference)
+    except (NamespaceNotFoundError, TableNotFoundError):
+        return f"there is no table of '{reference}'"
     if name not in other.schema.names:
-        raise TableColumnNotFoundError(f"The check of foreign_key: there is no column '{reference}'.")
+        return f"there is no column '{reference}'"
     if rows.schema.field(column).type != other.schema.field(name).type:
         own, referenced = rows.schema.field(column).type, other.schema.field(name).type
         raise RefusedError(f"The check of foreign_key: '{column}' is {own}, and '{reference}' {referenced}.")

@@ -23,6 +23,7 @@ from tiltyard.tables.erasure.plan import Plan
 from tiltyard.tables.erasure.report import is_signed
 from tiltyard.tables.erasure.rows import check_value_columns
 from tiltyard.tables.erasure.scope import PRIVILEGES, check_rights, find_scope, refuse_protected
+from tiltyard.tables.lance_sql.expressions import check_values_alone
 from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.rows.update_delete import check_predicate
 
@@ -54,7 +55,8 @@ def erase_from_table(ctx: Context, request: models.EraseFromTableRequest) -> mod
     path = table_id(request.id)
     if ctx.services.mounts.find(path) is not None:
         raise UnsupportedOperationError(f"{path} is below a mount: the other catalog has its versions.")
-    predicate, reference = check_predicate(request.predicate), (request.reference or "").strip()
+    predicate = check_values_alone(check_predicate(request.predicate), "predicate")
+    reference = (request.reference or "").strip()
     if len(reference) > MAX_REFERENCE_CHARACTERS:
         raise InvalidInputError(f"A reference has {MAX_REFERENCE_CHARACTERS} characters at most.")
     if len(request.values_of or ()) > MAX_VALUE_COLUMNS:

@@ -10,13 +10,14 @@ it, or a request ends the process.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.tables.lance_sql.allowed_functions import check_functions
 from tiltyard.tables.lance_sql.amplification import check_growth
-from tiltyard.tables.lance_sql.lexer import AMBIGUOUS, TOKEN
+from tiltyard.tables.lance_sql.lexer import AMBIGUOUS, TOKEN, Token, tokenize
 
 MAX_CHAIN = 100
 """Operators in one chain, across all levels of parentheses."""
@@ -28,6 +29,13 @@ _CONNECTIVES_PER_OPERATOR = 50
 """Lance plans AND and OR flat where it can: so many of them take as much stack as one operator."""
 
 _MAX_DEPTH = MAX_CHAIN * _CONNECTIVES_PER_OPERATOR
+
+_VOLATILE = frozenset(
+    {"now", "today", "random", "uuid", "current_date", "current_time", "current_timestamp", "localtime"}
+)
+"""Functions whose result is another one each time."""
+_POSITIONS = frozenset({"_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"})
+"""Columns that Lance computes: where a row is in one version of one table, and since when."""
 
 _NUMBER_LIST = re.compile(r"\(\s*\d+(?:\s*,\s*\d+)*+\s*\)")  # the ids of a take: a long list, but flat
 _CONNECTIVES = frozenset({"and", "or"})
@@ -95,6 +103,30 @@ def check_condition(text: str, label: str) -> str:
 
 _MAX_SHOWN = 100
 """Characters of a text in a message about it."""
+
+
+def find_volatile_call(tokens: Sequence[Token]) -> str | None:
+    """Return the first call whose result is another one each time, as it is written; None without one."""
+    for token, next_token in pairwise([*tokens, Token("end", "", 0, 0)]):
+        name = token.text.strip('"`').lower()
+        if name in _VOLATILE and (next_token.kind == "open" or token.word.startswith("current_")):
+            return token.text
+    return None
+
+
+def check_values_alone(text: str, label: str) -> str:
+    """Return the text if it selects a row by its values alone: the same rows, each time and in each copy of them.
+
+    Raises InvalidInputError for what differs from call to call (`random()`), or with where a row is (`_rowid`).
+    """
+    tokens = tokenize(text)
+    call = find_volatile_call(tokens)
+    position = next((each.text for each in tokens if each.text.strip("`").lower() in _POSITIONS), None)
+    if found := call or position:
+        raise InvalidInputError(
+            f"The {label} selects rows by values alone, the same ones in each version and copy: leave {found} out."
+        )
+    return text
 
 
 def check_depth(text: str, label: str) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import isfinite
 
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
@@ -21,7 +20,7 @@ from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.ids import Id, parse_id, table_id
 from tiltyard.model.views.definitions import check_query_text
-from tiltyard.tables.lance_sql.expressions import check_expression
+from tiltyard.tables.lance_sql.expressions import check_expression, find_volatile_call
 from tiltyard.tables.lance_sql.lexer import AMBIGUOUS, Token, tokenize
 
 MAX_COLUMNS = 10_000
@@ -35,10 +34,6 @@ _OTHER_CLAUSES = frozenset(
 _NUMBER = re.compile(r"-?\d{1,40}(\.\d{1,40})?(e[-+]?\d{1,3})?", re.ASCII | re.IGNORECASE)
 _VERSION = re.compile(r"\d{1,19}", re.ASCII)
 _INNER_QUERIES = frozenset({"select", "with", "exists"})
-_VOLATILE = frozenset(
-    {"now", "today", "random", "uuid", "current_date", "current_time", "current_timestamp", "localtime"}
-)
-"""Functions whose result is another one each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +97,8 @@ def parse_select(text: str) -> SelectQuery:
 
 def _check_repeatable(tokens: Sequence[Token]) -> None:
     """Raise InvalidInputError for a call whose result is another one at each refresh."""
-    for token, next_token in pairwise(tokens):
-        if token.word in _VOLATILE and (next_token.kind == "open" or token.word.startswith("current_")):
-            raise InvalidInputError(f"A view's query has the same result each time: leave {token.text} out.")
+    if volatile := find_volatile_call(tokens):
+        raise InvalidInputError(f"A view's query has the same result each time: leave {volatile} out.")
 
 
 def _depths(tokens: Sequence[Token]) -> list[int]:

@@ -163,14 +163,14 @@ def test_write_that_is_interrupted_leaves_nothing_and_keeps_nobody_out(
 
 
 def test_deleted_rows_leave_nothing_in_the_files_once_these_are_purged(database: SqliteDatabase, file: Path) -> None:
-    name = "deleted" * 2_000  # in pages of its own, which are freed
+    name = "secret-gone" * 2_000  # in pages of its own, which are freed; nothing of the schema has this text
     database.write(lambda connection: connection.change(INSERT, name))
     database.read(lambda connection: connection.rows(NAMES))
     database.write(lambda connection: connection.change("DELETE FROM secrets WHERE name = ?", name))
     kept = file.with_name(f"{file.name}-wal")
-    assert b"deleteddeleted" in kept.read_bytes()
+    assert b"secret-gonesecret-gone" in kept.read_bytes()
     assert database.purge_deleted()
-    assert not any(b"deleteddeleted" in each.read_bytes() for each in (file, kept))
+    assert not any(b"secret-gonesecret-gone" in each.read_bytes() for each in (file, kept))
     database.write(lambda connection: connection.change(INSERT, "next"))
     assert database.read(lambda connection: connection.rows(NAMES)) == [("next",)]
 
@@ -352,7 +352,10 @@ def test_versions_of_an_earlier_catalog_give_back_what_manifests_took(file: Path
     before, rows = used_bytes(earlier), earlier.read(lambda connection: connection.rows(VERSIONS))
     schema.migrate(earlier, wall_clock)
     assert earlier.read(lambda connection: connection.rows(VERSIONS)) == rows
-    assert used_bytes(earlier) - empty < (before - empty) / 4
+    current = SqliteDatabase(file.with_name("current.db"))
+    schema.migrate(current, wall_clock)
+    current.write(add_tables)  # migrations add tables and triggers, too
+    assert used_bytes(earlier) - used_bytes(current) < (before - empty) / 4
     with pytest.raises(UniqueError):
         earlier.write(lambda connection: add_versions(connection, 1))
     earlier.write(lambda connection: connection.change("DELETE FROM tables WHERE id > 1"))

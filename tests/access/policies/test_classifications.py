@@ -8,12 +8,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import lance
+import lancedb
 import msgspec
 import pyarrow as pa
 import pytest
+from lance_namespace.errors import PermissionDeniedError
 
+import tiltyard
 from tests.access.policies.people import good, rows
 from tests.access.scenes import send
+from tests.cli.conftest import printed, run_command
+from tests.console.test_sign_in import sign_in
+from tests.flight.conftest import SqlServer, command, flight_port
 from tests.services.cases import check_each
 from tests.services.secured import Secured
 from tests.services.wire import stream
@@ -102,6 +109,100 @@ def test_classified_columns_are_masked_whatever_becomes_of_them(clients: Clients
     clients.of("tess", "RestoreTable", version=1)
     assert (clients.column("ann", "email"), clients.column("ann", "phone")) == (HASHED, [None, None])
     assert clients.listed() == [("email", "pii=email"), ("phone", "pii=phone")]
+
+
+def test_masks_hold_on_every_way_that_a_row_leaves(clients: Clients) -> None:
+    """By stock clients, too: what hands out values hands out masked ones, and what hands out files is refused."""
+    clients.classify("email", "email")
+    clients.classify("phone", "phone")
+    name, url, key = ".".join(clients.id), clients.secured.url, clients.secured.keys["ann"]
+    lake = tiltyard.connect(url, api_key=key)
+    table = lake.table(name)
+    view = [*clients.id[:-1], f"{clients.id[-1]}_view"]
+    clients.of("tess", "CreateView", id=view, query=f"SELECT phone AS number, email AS address FROM {name}")
+
+    def console(address: str) -> str:
+        with httpx.Client(base_url=f"{url}/console", timeout=60) as browser:
+            sign_in(browser, key)
+            return browser.get(address).text
+
+    def lancedb_rows() -> Any:
+        database = lancedb.connect("db://hr", api_key=key, host_override=url)
+        return database.open_table(clients.id[-1]).search().select(["email"]).limit(9).to_list()
+
+    def exported(form: str) -> str:
+        arguments = ["export", name, "-", "--format", form, "--server", url, "--key", key]
+        return printed(run_command(*arguments))
+
+    def training_set() -> Any:
+        made = lake.training_set(f"{name}_set", query=f"SELECT id, email FROM {name}", by="id")
+        try:
+            return made.to_arrow("train")
+        finally:
+            made.drop()
+
+    def flight() -> Any:
+        with SqlServer(clients.secured, flight_port(url)).channel("ann") as wire:
+            planned = command("CommandStatementQuery", query=f"SELECT email FROM {name}")
+            info = wire.call("GetFlightInfo", planned, "FlightInfo")
+            return wire.stream("DoGet", info.endpoint[0].ticket)
+
+    masked: dict[str, Any] = {
+        "Python": lambda: table.to_arrow().to_pylist(),
+        "lancedb": lancedb_rows,
+        "SQL": flight,
+        "a view": lambda: rows(clients.http["ann"], id=view),
+        "the console": lambda: console(f"/rows/{'/'.join(clients.id)}"),
+        "a download": lambda: console(f"/download/{'/'.join(clients.id)}?format=csv"),
+        "CSV": lambda: exported("csv"),
+        "JSON lines": lambda: exported("jsonl"),
+        "a training set": training_set,
+    }
+
+    def has_no_value(case: tuple[str, Any]) -> None:
+        shown = repr(case[1]())
+        assert not any(mail in shown for mail in MAILS), case[0]
+        assert case[0] in ("the console", "SQL") or any(digest in shown for digest in HASHED), (case[0], shown[:500])
+
+    check_each(masked.items(), has_no_value)
+
+    def is_refused(case: tuple[str, Any]) -> None:
+        with pytest.raises((PermissionDeniedError, RuntimeError, OSError)) as caught:
+            case[1]()
+        assert not any(mail in str(caught.value) for mail in MAILS), case[0]
+
+    refused: dict[str, Any] = {
+        "files": table.dataset,
+        "the change feed": lambda: table.changes(0).to_arrow(),
+        "a training set of the table": lambda: lake.training_set(f"{name}_files", name, by="id"),
+    }
+    check_each(refused.items(), is_refused)
+    source = clients.of("ann", "DescribeTable")["location"]
+    check_each(
+        {
+            "credentials": ("DescribeTable", {"vend_credentials": True}),
+            "a clone": ("CloneTable", {"id": [*clients.id[:-1], "cloned"], "source_location": source}),
+            "a backfill": ("AlterTableBackfillColumns", {"column": "email"}),
+            "a job": ("SubmitJob", {"id": None, "name": "export", "table": clients.id}),
+            "versions": ("ListTableVersions", {}),
+            "a materialized view": (
+                "CreateMaterializedView",
+                {"id": [*clients.id[:-1], "kept"], "kind": "select", "output_schema": "",
+                 "source_query": f"SELECT email FROM `{'$'.join(clients.id)}`"},
+            ),
+        }.items(),
+        lambda case: clients.refusal("ann", case[1][0], **case[1][1]),
+    )  # fmt: skip
+    photos = [*clients.id[:-1], f"{clients.id[-1]}_photos"]
+    field = lance.blob_field("face")
+    blobs = pa.table([lance.blob_array([MAILS[0].encode()])], schema=pa.schema([field]))
+    clients.of("administrator", "CreateTable", stream(blobs), id=photos)
+    read = {"id": photos, "column": "face"}
+    assert ask(clients.http["ann"], "ReadTableBlob", row_id=0, **read).content == MAILS[0].encode()
+    clients.of("administrator", "SetClassification", id=photos, object_kind="column", column="face", key="pii",
+               value="phone")  # fmt: skip
+    clients.refusal("ann", "ReadTableBlob", row_id=0, **read)
+    clients.refusal("ann", "FetchTableBlobs", row_ids=[0], **read)
 
 
 def test_whom_a_policy_binds_cannot_lift_it(clients: Clients) -> None:

@@ -95,7 +95,7 @@ def _erase(ctx: Context, running: Job, erasure: Erasure) -> Mapping[str, str]:
     for removed in scope.dropped:
         _delete_dropped(ctx, running, removed, plan)
     for number in range(MAX_PASSES):
-        scope = find_scope(ctx, table, erasure.path, plan.predicate)
+        scope = find_scope(ctx, table, erasure.path, plan.predicate) if number else scope
         for each in scope.tables:
             _wait_for_other_work(ctx, running, each)
             _erase_from_table(ctx, running, each, scope, plan, is_last=number == MAX_PASSES - 1)

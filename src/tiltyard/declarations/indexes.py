@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.columns.index_details import index_options
+from tiltyard.model.columns.index_parameters import index_options
 from tiltyard.model.columns.index_types import check_parameter_names, parse_index_type
 from tiltyard.model.text.yaml_text import ContentError, convert_content
 

@@ -26,7 +26,7 @@ from tiltyard.declarations.functions import find_function_version
 from tiltyard.declarations.indexes import Index, create_index, parse_indexes, read_indexes
 from tiltyard.declarations.kind import Kind, Target, id_of
 from tiltyard.model.columns.computed_columns import SCALAR, VIEW
-from tiltyard.model.columns.index_details import UNTOLD
+from tiltyard.model.columns.index_parameters import UNTOLD
 from tiltyard.model.columns.primary_keys import PROPERTY as KEY
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.arrow_json import to_json

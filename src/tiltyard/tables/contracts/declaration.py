@@ -21,8 +21,7 @@ from tiltyard.model.principals import Privilege
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.spec import models
 from tiltyard.model.views.plain_views import PlainView
-from tiltyard.tables.contracts.enforcement import check_count, check_fragments
-from tiltyard.tables.contracts.errors import ContractError
+from tiltyard.tables.contracts.enforcement import ContractError, check_count, check_fragments
 from tiltyard.tables.lance_sql.expressions import check_condition
 from tiltyard.tables.opening import check_records_versions, find_table, open_for_reading
 from tiltyard.tables.rows.conflict_retry import ConflictRetry

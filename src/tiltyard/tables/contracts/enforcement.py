@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from lance_namespace.errors import InvalidInputError
+from lance_namespace.errors import InvalidInputError, TableSchemaValidationError
 from msgspec import structs
 
 from tiltyard.contracts.checked_rows import encode_checks
@@ -29,7 +29,6 @@ from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifests.manifest_rows import compare_rows, count_rows, field_numbers
 from tiltyard.tables.commits.staged_manifests import open_staged, read_manifest
-from tiltyard.tables.contracts.errors import ContractError
 from tiltyard.tables.keys.errors import may_see_rows
 from tiltyard.tables.opening import read_fragments
 from tiltyard.tables.query.batch_sizes import batch_options
@@ -45,6 +44,10 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 8192
 """Rows that are checked at a time."""
+
+
+class ContractError(TableSchemaValidationError):
+    """Rows, or a commit, fail a contract: 400, and nothing that a retry helps."""
 
 
 def check_contract(

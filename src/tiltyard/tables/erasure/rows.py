@@ -14,7 +14,7 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError
 
 from tiltyard.change_feed.deletions import write_deletions
-from tiltyard.model.columns.index_details import index_options
+from tiltyard.model.columns.index_parameters import index_options
 from tiltyard.model.columns.index_types import IndexType, spec_index_type
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.erasure.plan import add_new, branch_key

@@ -23,7 +23,7 @@ from tiltyard.context import OpenTable
 from tiltyard.model.operations import ArrowAnswer
 from tiltyard.model.schemas.nested_types import is_text
 from tiltyard.model.spec import models
-from tiltyard.tables.contracts.errors import ContractError
+from tiltyard.tables.contracts.enforcement import ContractError
 from tiltyard.tables.keys.errors import DuplicateKeyError
 from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.opening import open_for_reading

@@ -63,6 +63,7 @@ def event_data(record: EventRecord) -> dict[str, Any]:
     data: dict[str, Any] = {name: value for name, value in record.data.items() if value not in (None, {})}
     if isinstance(bits := data.get("privileges"), int):
         data["privileges"] = privilege_names(bits)
+    data |= data.pop("changed_rows", {})
     if "rows" in data:
         data["rows"] = int(data["rows"]) if str(data["rows"]).isdecimal() else None
     return data

@@ -108,6 +108,7 @@ class NewVersion(msgspec.Struct, frozen=True):
     staged file, so that its size and ETag are known already. With `expected_name`, a (namespace id, name), the version
     is recorded only while the table has that name; it is recorded only while the table has this `primary_key` and
     this `contract`. `checks` says what checks of the contract have found, as JSON, where there is something to say.
+    `changed_rows` says what is known of them, as JSON, for the version's event.
     `checked_key` names the declaration of the key that all rows of this version were found to fulfil. `files` are those
     on a disk that have to be whole and durable before the version is recorded.
     """
@@ -129,6 +130,7 @@ class NewVersion(msgspec.Struct, frozen=True):
     contract: str | None = None
     checked_key: str | None = None
     checks: str | None = None
+    changed_rows: str | None = None
     content: bytes | None = None
     files: tuple[WrittenFile, ...] = ()
 

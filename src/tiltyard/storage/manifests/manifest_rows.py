@@ -33,6 +33,23 @@ _REWRITE = 104
 _DELETING = (101, 105, 108)
 """Deletes, new columns, updates and merges: of a fragment that they leave, more rows are deleted than before."""
 _FIRST_OPERATION = 100
+_OPERATIONS = {
+    100: "append",
+    101: "delete",
+    102: "overwrite",
+    103: "create_index",
+    104: "rewrite",
+    105: "merge",
+    106: "restore",
+    107: "reserve_fragments",
+    108: "update",
+    109: "project",
+    110: "update_config",
+    111: "data_replacement",
+}
+"""The operations of transactions by their fields, as Lance names them."""
+_ADDED_FRAGMENTS = {100: 1, 108: 3}
+"""By operation, the field that has the fragments which it adds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +64,17 @@ class RowChange:
     unchanged: frozenset[int]
     kept: frozenset[int]
     brought: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedRows:
+    """What a version's own transaction says of it: its operation, and the rows of the fragments that it adds.
+
+    None for what it does not say.
+    """
+
+    operation: str | None
+    added: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +122,19 @@ def field_numbers(content: bytes) -> dict[str, frozenset[int]]:
 def count_rows(content: bytes) -> int:
     """Return the number of rows of a valid manifest."""
     return _live_rows(_parse(raw, frozenset()) for raw in byte_fields(message_of(content), _FRAGMENTS))
+
+
+@refuse_malformed()
+def committed_rows(content: bytes) -> CommittedRows:
+    """Return what the transaction in a valid manifest says, at the cost of the fragments that it names."""
+    found = _transaction(content)
+    if found is None:
+        return CommittedRows(None, None)
+    number, operation = found
+    field = _ADDED_FRAGMENTS.get(number)
+    fragments = [] if field is None else [_parse(raw, frozenset()) for raw in byte_fields(operation, field)]
+    is_known = field is not None and all(fragment.rows for fragment in fragments)  # a writer may not have said
+    return CommittedRows(_OPERATIONS.get(number), _live_rows(fragments) if is_known else None)
 
 
 @refuse_malformed()
@@ -159,9 +200,18 @@ def _packed(values: int | bytes | None) -> Iterator[int]:
 
 def _operation(content: bytes) -> int | None:
     """Return the number of the operation of the transaction in a valid manifest; None for one without it."""
+    found = _transaction(content)
+    return None if found is None else found[0]
+
+
+def _transaction(content: bytes) -> tuple[int, bytes] | None:
+    """Return the operation of the transaction in a valid manifest, its number and its message; None without one."""
     position = dict(message_fields(message_of(content), skipping=_FRAGMENTS)).get(_TRANSACTION)
     if not isinstance(position, int):
         return None
     (length,) = struct.unpack_from("<I", content, position)
     transaction = content[position + 4 : position + 4 + length]
-    return next((number for number, _ in message_fields(transaction) if number >= _FIRST_OPERATION), None)
+    fields = message_fields(transaction)
+    return next(
+        ((number, value) for number, value in fields if number >= _FIRST_OPERATION and isinstance(value, bytes)), None
+    )

@@ -145,7 +145,12 @@ DATA = (
         "'table.version.created'",
         # The versions of a table that comes back come, too, while it is still in the trash.
         table_of_id("NEW.table_id", " AND NOT EXISTS (SELECT 1 FROM removed_tables WHERE id = NEW.table_id)"),
-        {"version": "NEW.version", "branch": "NULLIF(NEW.branch, '')", "transaction": "NEW.transaction_id"},
+        {
+            "version": "NEW.version",
+            "branch": "NULLIF(NEW.branch, '')",
+            "transaction": "NEW.transaction_id",
+            "changed_rows": "json(NEW.changed_rows)",
+        },
     ),
     Trigger(
         "lineage_recorded",

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 INSERT = f"""
-    INSERT INTO table_versions ({VersionRecord.COLUMNS}, manifest, checked_key, checks) VALUES {{rows}}
+    INSERT INTO table_versions ({VersionRecord.COLUMNS}, manifest, checked_key, checks, changed_rows) VALUES {{rows}}
     ON CONFLICT (table_id, branch, version) DO NOTHING RETURNING table_id, branch, version
 """
 ROW = """(
     (SELECT id FROM tables WHERE id = ? AND primary_key IS NOT DISTINCT FROM ? AND contract IS NOT DISTINCT FROM ?
         /*+ FOR KEY SHARE */),
-    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 """For a table that must have the primary key and the contract that the version was checked by: if it has not, the id is
 NULL, and the statement is refused. The lock, which a reference to the table takes anyway, makes a declaration and a
 commit wait for each other.
@@ -169,7 +169,7 @@ class Versions(Repository):
             values += (record.branch, record.version, record.staged_path, record.manifest_path)
             values += (record.manifest_size, record.e_tag, encode(record.metadata), record.naming_scheme)
             values += (record.created_at, record.finalized, record.transaction_id, new.manifest)
-            values += (new.checked_key, new.checks)
+            values += (new.checked_key, new.checks, new.changed_rows)
         return self.connection.rows(INSERT.format(rows=", ".join(rows)), *values)
 
     def _existing_record(self, new: NewVersion) -> VersionRecord:

@@ -35,6 +35,7 @@ from tiltyard.storage.manifests.manifest_format import (
 )
 from tiltyard.store import NewVersion, TableRecord, VersionRecord
 from tiltyard.tables.classification.new_columns import keep_classifications
+from tiltyard.tables.commits.changed_rows import with_changed_rows
 from tiltyard.tables.commits.finalizing import MAX_THREADS, finalize_pending
 from tiltyard.tables.contracts.enforcement import check_contract
 from tiltyard.tables.keys.enforcement import check_version, first_taken_key
@@ -111,7 +112,9 @@ def _validate_version(
         check_quoted(ctx, table, branch, manifest.backtick_columns)
     if latest is not None or not _is_next(ctx, table, new, alone, manifest.previous):
         _check_next(ctx, new, branch, latest)
-    return _check_declarations(ctx, table, new, file.content, is_client=True)
+    return with_changed_rows(
+        ctx, table, _check_declarations(ctx, table, new, file.content, is_client=True), file.content
+    )
 
 
 def validate_versions(
@@ -255,6 +258,7 @@ def trusted_version(
     new = _new_version(table, branch, entry, staged, file, files)
     if file is None:
         new = structs.replace(new, content=content)
+    new = with_changed_rows(ctx, table, new, content or b"" if file is None else file.content)
     for checked in checked_appends:
         if checked.covers(table, new):
             new = structs.replace(new, checked_key=checked.token)

@@ -20,9 +20,11 @@ import pyarrow.parquet as pq
 import pytest
 from lance_namespace.errors import (
     InvalidInputError,
+    InvalidTableStateError,
     NamespaceAlreadyExistsError,
     TableAlreadyExistsError,
     TableNotFoundError,
+    UnsupportedOperationError,
 )
 
 import tiltyard
@@ -52,6 +54,19 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> tiltyard.Lake:
 def name(request: pytest.FixtureRequest) -> str:
     """Return a name that no other test uses."""
     return f"table_{abs(hash(request.node.nodeid))}"
+
+
+def test_a_plain_view_is_read_as_tables_are_and_says_that_it_is_one(lake: tiltyard.Lake, name: str) -> None:
+    lake.create_table(name, ROWS)
+    view = lake.table(f"{name}_late")
+    query = f"SELECT id, title FROM {name} WHERE id >= 90"
+    lake.calls.call("CreateView", id=[view.name], query=query)
+    assert (view.count(), view.count("id > 95"), view.schema.names) == (10, 4, ["id", "title"])
+    assert view.to_arrow("id", "id < 92")["id"].to_pylist() == [90, 91]
+    assert pa.table(view).num_rows == 10 and view.sample(3).num_rows == 3 and view.head(2).num_rows == 2
+    for refused in (view.dataset, view.list_indices, view.tags.list, lambda: view.erase("id = 1")):
+        with pytest.raises((InvalidTableStateError, UnsupportedOperationError), match="is a view"):
+            refused()
 
 
 def test_foreign_keys_are_looked_up_in_the_other_table(lake: tiltyard.Lake, name: str) -> None:

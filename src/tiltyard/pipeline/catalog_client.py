@@ -16,6 +16,7 @@ from lance_namespace.errors import (
     TableNotFoundError,
     TableTagNotFoundError,
     TableVersionNotFoundError,
+    UnsupportedOperationError,
 )
 
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
@@ -23,6 +24,10 @@ from tiltyard.model.text.typed_ids import is_server_address
 from tiltyard.pipeline.table_location import CatalogConnection, Pairs, TableLocation
 
 TWIN = "tiltyard.namespace.Namespace"
+
+
+class NoFilesError(UnsupportedOperationError):
+    """A plain view has no files: its rows are what the server computes, by QueryTable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,7 @@ class Table:
 
         `client` replaces the namespace's own, `block_size` as in `indexes.tasks.block_size`. Raises as `describe` does,
         PermissionDeniedError (also if a policy binds the caller, who has to read by QueryTable),
-        InvalidTableStateError (it is only declared), TableVersionNotFoundError, TableTagNotFoundError,
+        InvalidTableStateError (it is only declared), NoFilesError, TableVersionNotFoundError, TableTagNotFoundError,
         TableBranchNotFoundError.
         """
         options = dict(self.connection.storage) or None
@@ -88,6 +93,8 @@ class Table:
                 namespace_client=client or self.client, table_id=self.id, block_size=block_size, storage_options=options
             )
         except (OSError, ValueError) as error:
+            if "did not return a 'location'" in str(error):
+                raise NoFilesError(f"{self} is a view: it has no files, versions or indexes of its own.") from error
             is_ours = any(reason in str(error).lower() for reason in ("not found", "permission denied"))
             if not is_ours or self.latest_version():  # which raises PermissionDeniedError itself
                 raise

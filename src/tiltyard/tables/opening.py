@@ -19,6 +19,7 @@ from tiltyard.context import OpenTable
 from tiltyard.model.branches import MAIN
 from tiltyard.model.freshness import StaleReadError
 from tiltyard.model.ids import table_id
+from tiltyard.model.views.plain_views import refuse_view
 from tiltyard.runtime.outage_log import StorageUnavailableError
 from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.storage.errors import IncompleteFileError, lance_errors
@@ -89,7 +90,7 @@ def open_for_reading(
     catalog has recorded, as long as a list of the store confirmed it a moment ago. All others look it up in storage,
     since a folder may have been restored from a copy meanwhile.
 
-    Raises NamespaceNotFoundError, TableNotFoundError, InvalidTableStateError (declared, no data yet),
+    Raises NamespaceNotFoundError, TableNotFoundError, InvalidTableStateError (declared, no data yet; a view),
     TableVersionNotFoundError, TableTagNotFoundError, TableBranchNotFoundError, StaleReadError (the latest version is
     older than what the request asks for).
     """
@@ -97,6 +98,7 @@ def open_for_reading(
     opened = ctx.open_table
     if opened is not None and opened.record == record and branch.is_main and version is None and tag is None:
         return opened
+    refuse_view(record.properties)
     if ctx.freshness is not None and version is None and tag is None:
         return OpenTable(record, _open_fresh(ctx, record, branch, ctx.freshness))
     _finalize_pending(ctx, record)

@@ -42,13 +42,15 @@ if TYPE_CHECKING:
 
 ALL_ROWS = 2**63 - 1
 SEARCH_ROWS = 10
+READ_BY_SERVER = (PermissionDeniedError, catalog_client.NoFilesError)
+"""Why rows are not read from files: a policy binds the caller, or the table is a plain view."""
 
 
 class TableReader(Guessing):
     """What reads a table, or a view; it need not exist yet.
 
-    Rows are read from the table's files. Where a policy binds the caller, who may not read these, the server returns
-    the rows that the policy shows.
+    Rows are read from the table's files. Where a policy binds the caller, who may not read these, and of a plain view,
+    which has none, the server returns the rows.
     """
 
     guesses: ClassVar[Mapping[str, Guess]] = TABLE_GUESSES
@@ -102,7 +104,7 @@ class TableReader(Guessing):
         """Return the columns. Raises as `dataset` does."""
         try:
             return self.dataset().schema
-        except PermissionDeniedError:
+        except READ_BY_SERVER:
             return self._lake.calls.readable_schema(self.path)
 
     @property
@@ -121,7 +123,7 @@ class TableReader(Guessing):
         """Count the rows, or those that meet an SQL condition. Raises InvalidInputError, and as `dataset` does."""
         try:
             dataset = self.dataset(version=version, tag=tag, branch=branch)
-        except PermissionDeniedError:
+        except READ_BY_SERVER:
             request = self._request(version=version, tag=tag, branch=branch)
             return int(self._lake.calls.call("CountTableRows", predicate=filter, **request))
         with naming("filter"):
@@ -147,7 +149,7 @@ class TableReader(Guessing):
         names = list_names(columns, "columns")
         try:
             dataset = self.dataset(version=version, tag=tag, branch=branch)
-        except PermissionDeniedError:
+        except READ_BY_SERVER:
             request = self._request(version=version, tag=tag, branch=branch)
             chosen = {} if names is None else {"columns": {"column_names": names}}
             limit = ALL_ROWS if limit is None else limit
@@ -202,7 +204,7 @@ class TableReader(Guessing):
             return self.to_arrow(columns, limit=0)
         try:
             dataset = self.dataset()
-        except PermissionDeniedError:
+        except READ_BY_SERVER:
             return _take(self.to_batches(columns), chosen)
         with naming("columns"):
             return dataset.take(chosen, names)

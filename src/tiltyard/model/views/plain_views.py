@@ -58,6 +58,6 @@ def is_view(properties: Mapping[str, str]) -> bool:
 
 
 def refuse_view(properties: Mapping[str, str]) -> None:
-    """Raise InvalidTableStateError if a table with these properties is a view, which nothing can be written to."""
+    """Raise InvalidTableStateError if a table with these properties is a view, which has no files."""
     if is_view(properties):
-        raise InvalidTableStateError("This is a view: it can be read, and has no rows of its own.")
+        raise InvalidTableStateError("This is a view: it can be read, and has no rows, versions or indexes of its own.")

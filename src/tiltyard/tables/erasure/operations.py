@@ -15,7 +15,6 @@ from tiltyard.model.operations import Needs, operation
 from tiltyard.model.paging import fetch_chosen
 from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
-from tiltyard.model.views.plain_views import refuse_view
 from tiltyard.storage.errors import lance_errors
 from tiltyard.store.access.grants import TABLE
 from tiltyard.store.tables.erasures import ERASE, erasure_not_found
@@ -62,7 +61,6 @@ def erase_from_table(ctx: Context, request: models.EraseFromTableRequest) -> mod
     if len(request.values_of or ()) > MAX_VALUE_COLUMNS:
         raise InvalidInputError(f"values_of names {MAX_VALUE_COLUMNS} columns at most.")
     table = open_for_reading(ctx, request.id)
-    refuse_view(table.record.properties)
     columns = check_value_columns(table.dataset.schema, request.values_of or ())
     with lance_errors(table.dataset):
         table.dataset.count_rows(predicate)

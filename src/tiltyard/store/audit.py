@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tiltyard.model.ids import DEFAULT_DELIMITER
-from tiltyard.store.repository import Properties, Record, Repository, encode, reads, writes
+from tiltyard.store.repository import Properties, Record, Repository, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from tiltyard.store.backend import Row
 
 
 class AuditRecord(Record, frozen=True):
@@ -39,13 +37,6 @@ class AuditRecord(Record, frozen=True):
     address: str
     duration_micros: int
     context: Properties = msgspec.field(default_factory=dict)
-
-    @property
-    def row(self) -> Row:
-        """The values of COLUMNS."""
-        head = self.at, self.id, self.principal, self.method, self.operation, self.object, self.outcome
-        context = encode(dict(self.context))
-        return (*head, self.status, self.code, self.request_id, self.address, self.duration_micros, context)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from tiltyard.store.repository import Record, Repository, reads, writes
 
 FORGET_MS = 15 * 60_000
@@ -57,7 +55,7 @@ class Processes(Repository):
     def record_process(self, process: ProcessRecord) -> None:
         """Record that a process is alive, and delete those that have been silent for FORGET_MS."""
         self.connection.change(DELETE_SILENT, process.seen_at - FORGET_MS)
-        self.connection.change(RECORD, *msgspec.structs.astuple(process))
+        self.connection.change(RECORD, *process.row)
 
     @writes
     def delete_process(self, id_: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.runtime.durability import WrittenFile
@@ -155,7 +156,5 @@ class VersionRecord(Record, frozen=True):
     transaction_id: str | None
 
     def as_finalized(self, size: int, e_tag: str | None) -> VersionRecord:
-        """Return the record as finalized; this takes a fifth of the time of `replace`."""
-        head = self.table_id, self.branch, self.version, self.staged_path, self.manifest_path, size
-        tail = self.metadata, self.naming_scheme, self.created_at, True, self.transaction_id
-        return VersionRecord(*head, e_tag or self.e_tag, *tail)
+        """Return the record as finalized."""
+        return structs.replace(self, manifest_size=size, e_tag=e_tag or self.e_tag, finalized=True)

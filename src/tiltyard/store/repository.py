@@ -158,6 +158,12 @@ class Record(msgspec.Struct, frozen=True):
         create: Callable[..., Self] = cls
         return create(*values)
 
+    @property
+    def row(self) -> Row:
+        """The values of COLUMNS, as `of` reads them."""
+        values: Row = msgspec.structs.astuple(self)
+        return tuple(encode(value) if isinstance(value, (dict, tuple)) else value for value in values)
+
 
 def _decoder(field_type: Any) -> Callable[[Any], Any] | None:
     """Return what makes a field of this type, or of this type and None, of its column; None: nothing has to."""

@@ -44,6 +44,12 @@ def test_of_each_type_decodes_its_column() -> None:
     assert repr(Example.of(row)) == repr(expected)  # 0 and False are equal
 
 
+def test_row_is_what_of_reads() -> None:
+    record = Example(1, False, True, Colour.RED, {"k": "v"}, {"a": [1]}, ("a", "b"), "{}", 7)
+    assert record.row == (1, False, True, "red", '{"k":"v"}', '{"a":[1]}', '["a","b"]', "{}", 7)
+    assert Example.of(record.row) == record
+
+
 def test_of_null_and_missing_columns_have_none_and_defaults() -> None:
     record = Example.of((1, 1, None, "red", "{}", None, "[]", ""))
     assert (record.is_seen, record.document, record.path, record.mount_id) == (None, None, (), None)

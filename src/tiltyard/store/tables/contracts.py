@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from tiltyard.store.repository import Record, Repository, reads, writes
 
@@ -62,7 +60,7 @@ class ContractResults(Repository):
     @writes
     def add_test(self, table_id: int, test: TestRecord) -> None:
         """Keep a test of a table; the oldest beyond MAX_TESTS are deleted."""
-        values: tuple[Any, ...] = msgspec.structs.astuple(test)
+        values = test.row
         self.connection.change(INSERT, table_id, *values)
         self.connection.change(DELETE_OLD, table_id, table_id, MAX_TESTS)
 

@@ -15,7 +15,7 @@ from lance_namespace.errors import ConcurrentModificationError, TableNotFoundErr
 
 from tiltyard.store.backend import ForeignKeyError, NullError, Row
 from tiltyard.store.records import NewVersion, VersionRecord
-from tiltyard.store.repository import Record, Repository, encode, placeholders, reads, writes, writes_one_statement
+from tiltyard.store.repository import Record, Repository, placeholders, reads, writes, writes_one_statement
 from tiltyard.store.tables.queued_appends import UNDO_COMMIT
 from tiltyard.store.tables.upkeep import note_changes
 
@@ -165,11 +165,9 @@ class Versions(Repository):
             rows.append(ROW if new.expected_name is None else ROW_OF_NAMED_TABLE)
             if new.expected_name is not None:
                 values += new.expected_name
-            values += (record.table_id, new.primary_key, new.contract)
-            values += (record.branch, record.version, record.staged_path, record.manifest_path)
-            values += (record.manifest_size, record.e_tag, encode(record.metadata), record.naming_scheme)
-            values += (record.created_at, record.finalized, record.transaction_id, new.manifest)
-            values += (new.checked_key, new.checks, new.changed_rows)
+            table_id, *others = record.row
+            values += (table_id, new.primary_key, new.contract, *others)
+            values += (new.manifest, new.checked_key, new.checks, new.changed_rows)
         return self.connection.rows(INSERT.format(rows=", ".join(rows)), *values)
 
     def _existing_record(self, new: NewVersion) -> VersionRecord:

@@ -13,7 +13,7 @@ masks it. Values that a column has itself come before these.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -121,12 +121,14 @@ class Derived:
     unknown_sources: frozenset[int] = frozenset()
 
 
-def derived_classifications(store: Store, table_id: int) -> Derived:
-    """Return what the columns of a table inherit by lineage.
+def derived_classifications(
+    store: Store, table_id: int, lineage_of_view: Callable[[int], Sequence[LineageRecord]] | None = None
+) -> Derived:
+    """Return what the columns of a table inherit by lineage; of a plain view, by what `lineage_of_view` says.
 
     Raises ServiceUnavailableError, PermissionDeniedError for a table that was made from too many.
     """
-    made = _commits_above(store, table_id)
+    made = _commits_above(store, table_id, lineage_of_view or (lambda number: ()))
     steps = {number: [step for record in records for step in _steps(record)] for number, records in made.items()}
     found: dict[int, set[DerivedClassification]] = {
         number: {_NOTHING_KNOWN} if _is_unknown(store, number, records) else set() for number, records in made.items()
@@ -140,7 +142,9 @@ def derived_classifications(store: Store, table_id: int) -> Derived:
     return Derived(tuple(entries), unknown)
 
 
-def _commits_above(store: Store, table_id: int) -> dict[int, Sequence[LineageRecord]]:
+def _commits_above(
+    store: Store, table_id: int, lineage_of_view: Callable[[int], Sequence[LineageRecord]]
+) -> dict[int, Sequence[LineageRecord]]:
     """Return the commits of a table and of those that it was made from, step by step, the nearest first."""
     made: dict[int, Sequence[LineageRecord]] = {}
     waiting = deque([table_id])
@@ -153,7 +157,7 @@ def _commits_above(store: Store, table_id: int) -> dict[int, Sequence[LineageRec
                 f"This table was made from more than {MAX_TABLES_ABOVE} others, whose classifications it inherits: "
                 "nothing is shown to those whom a policy by a classification binds."
             )
-        made[number] = store.lineage_of(number, MAIN.key, None, _COMMITS + 1)
+        made[number] = lineage_of_view(number) or store.lineage_of(number, MAIN.key, None, _COMMITS + 1)
         waiting += [step.source for record in made[number] for step in _steps(record)]
     return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError, TableNotFoundError
@@ -36,6 +37,7 @@ from tiltyard.tables.classification.followed_columns import follow_columns
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.schema.field_paths import find_field, path_names
 from tiltyard.tables.versions.lineage_graph import can_use
+from tiltyard.tables.views.plain_view_lineage import lineage_of_plain_view
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,7 +120,9 @@ def list_classifications(
     target = _find_target(ctx, request)
     entries, unknown = _list(ctx, target), list[list[str]]()
     if target.kind is ClassifiedKind.TABLE:
-        derived = derived_classifications(ctx.store, target.id)
+        is_plain = is_view(find_table(ctx, request.id).properties)
+        of_view = partial(lineage_of_plain_view, ctx) if is_plain else None
+        derived = derived_classifications(ctx.store, target.id, of_view)
         own = {((entry.column or "").casefold(), entry.key) for entry in entries if not entry.is_dropped}
         entries += [
             _derived_model(ctx, target, each)

@@ -49,6 +49,19 @@ def infer_schema(ctx: Context, query: str, default_namespace: Id = _ROOT, *, is_
     return planned.schema
 
 
+def named_tables(ctx: Context, query: str, default_namespace: Id = _ROOT) -> list[Id]:
+    """Return the ids of the tables that a query, and the views in it, name. Raises what `plan_query` raises."""
+    if (processes := ctx.services.sql_processes) is not None:
+        remote = RemoteQuery(
+            processes, query_request(ctx, query, default_namespace, parameters=b""), ctx.check_deadline
+        )
+        remote.start()
+        return list(remote.tables)
+    named: list[Id] = []
+    plan_query(ctx, query, default_namespace, None, named).close()
+    return named
+
+
 def infer_view_schema(ctx: Context, path: Id) -> pa.Schema:
     """Return the columns that the context's principal may read of a view. Raises as `read_view`.
 

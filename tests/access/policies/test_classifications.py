@@ -205,6 +205,45 @@ def test_masks_hold_on_every_way_that_a_row_leaves(clients: Clients) -> None:
     clients.refusal("ann", "FetchTableBlobs", row_ids=[0], **read)
 
 
+def test_columns_of_plain_views_inherit_from_those_that_they_are_made_from(clients: Clients) -> None:
+    clients.classify("email", "email")
+    clients.of("administrator", "SetClassification", object_kind="table", key="region", value="eu")
+    name = ".".join(clients.id)
+    views = {
+        "simple": f"SELECT id, upper(email) AS address FROM {name}",
+        "nested": f"SELECT address AS again, id FROM {name}_simple",
+        "joined": f"SELECT a.id, b.email FROM {name} a JOIN {name} b ON a.id = b.id",
+    }
+    for kind, query in views.items():
+        clients.of("tess", "CreateView", id=[*clients.id[:-1], f"{clients.id[-1]}_{kind}"], query=query)
+
+    def listed(kind: str, who: str = "administrator") -> set[tuple[str, str, str, str, bool]]:
+        view = [*clients.id[:-1], f"{clients.id[-1]}_{kind}"]
+        found = clients.of(who, "ListClassifications", id=view, object_kind="table")["classifications"]
+        return {
+            (each["column"], f"{each['key']}={each['value']}", origin.get("id", [""])[-1], origin.get("column", ""),
+             origin.get("is_unknown") is True)
+            for each in found if (origin := each["inherited_from"])
+        }  # fmt: skip
+
+    source = clients.id[-1]
+    assert listed("simple") == {
+        ("address", "pii=email", source, "email", False),
+        ("address", "region=eu", source, "email", False),
+        ("id", "region=eu", source, "id", False),
+    }
+    assert {each[:2] for each in listed("nested")} == {
+        ("again", "pii=email"), ("again", "region=eu"), ("id", "region=eu")
+    }  # fmt: skip
+    assert {(each[0], each[1], each[4]) for each in listed("joined")} == {
+        ("*", "pii=email", True), ("*", "region=eu", True)
+    }  # fmt: skip
+    # from where is hidden from whom a policy of the source binds
+    assert {each[:3] for each in listed("simple", "ann")} == {
+        ("address", "pii=email", ""), ("address", "region=eu", ""), ("id", "region=eu", "")
+    }  # fmt: skip
+
+
 def test_whom_a_policy_binds_cannot_lift_it(clients: Clients) -> None:
     clients.classify("email", "email")
     on_column = {"object_kind": "column", "column": "email", "key": "pii"}

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tiltyard.console.access.forms import AT_ONCE, page_frame, required_text, run_action
+from tiltyard.console.access.forms import form_actions, list_page, page_frame, required_text
 from tiltyard.console.page import Page, PageRequest, Redirect
 from tiltyard.console.templates import link
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tiltyard.console.access.forms import Action
 
 VIEW = "access/approvals"
 _TONES = {"requested": "warn", "approved": "good", "denied": "bad"}
@@ -19,7 +14,7 @@ _TONES = {"requested": "warn", "approved": "good", "denied": "bad"}
 
 def show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
     """Show calls that wait for approval, or were decided, newest first. Raises what listing them raises."""
-    listed = page.calls.call("ListApprovals", limit=AT_ONCE, page_token=page.text("cursor") or None)
+    listed = list_page(page, "ListApprovals")
     values = {
         **page_frame(page, VIEW, problem),
         "approvals": [(each, _is_decidable(page, each)) for each in listed.approvals],
@@ -28,11 +23,6 @@ def show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
         "reader": page.calls.ctx.principal.name,
     }
     return Page("approvals.html", values, status)
-
-
-def act(page: PageRequest) -> Page | Redirect:
-    """Approve or deny a call; what cannot be done is said on the page."""
-    return run_action(page, _ACTIONS, show)
 
 
 def _is_decidable(page: PageRequest, approval: Any) -> bool:
@@ -49,7 +39,10 @@ def _decide(page: PageRequest, *, approved: bool) -> Redirect:
     return Redirect(link(VIEW))
 
 
-_ACTIONS: Mapping[str, Action] = {
-    "approve": lambda page: _decide(page, approved=True),
-    "deny": lambda page: _decide(page, approved=False),
-}
+act = form_actions(
+    show,
+    {
+        "approve": lambda page: _decide(page, approved=True),
+        "deny": lambda page: _decide(page, approved=False),
+    },
+)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tiltyard.console.access.forms import AT_ONCE, page_frame, required_text
+from tiltyard.console.access.forms import list_page, page_frame, required_text
 from tiltyard.console.page import Page, PageRequest
 
 VIEW = "access/erasures"
@@ -15,7 +15,7 @@ _TONES = {"complete": "good", "incomplete": "bad", "stopped": "bad", "running": 
 
 def show(page: PageRequest) -> Page:
     """Show the erasures, newest first. Raises what listing them raises."""
-    listed = page.calls.call("ListErasures", limit=AT_ONCE, page_token=page.text("cursor") or None)
+    listed = list_page(page, "ListErasures")
     values = {
         **page_frame(page, VIEW),
         "erasures": listed.erasures,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError
@@ -45,18 +46,38 @@ def entered_lines(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def run_action(
-    page: PageRequest, actions: Mapping[str, Action], show: Callable[[PageRequest, str, int], Page]
-) -> Page | Redirect:
-    """Run the action that a form names; show its page again with the problem where it cannot be done.
+def list_page(page: PageRequest, operation: str, **fields: Any) -> Any:
+    """Return what an operation lists, from where the page's address says. Raises what the operation raises."""
+    return page.calls.call(operation, limit=AT_ONCE, page_token=page.text("cursor") or None, **fields)
 
-    Raises InvalidInputError for an action that the page does not have, and what showing the page raises.
+
+def showing_problems(show: Callable[[PageRequest, str, int], Page]) -> Callable[[Action], Action]:
+    """Have a page of a form shown again, with the problem, where the form cannot be done as it was sent."""
+
+    def decorate(act: Action) -> Action:
+        @functools.wraps(act)
+        def run(page: PageRequest) -> Page | Redirect:
+            try:
+                return act(page)
+            except LanceNamespaceError as error:
+                problem = page.explain(error)
+                return show(page, problem.message, problem.status)
+
+        return run
+
+    return decorate
+
+
+def form_actions(show: Callable[[PageRequest, str, int], Page], actions: Mapping[str, Action]) -> Action:
+    """Return what runs the action that a form names, and shows the page again with the problem where it cannot be done.
+
+    It raises InvalidInputError for an action that the page does not have, and what showing the page raises.
     """
-    action = actions.get(page.text("action"))
-    if action is None:
-        raise InvalidInputError(f"This page has no action '{page.text('action')[:40]}': load it again.")
-    try:
-        return action(page)
-    except LanceNamespaceError as error:
-        problem = page.explain(error)
-        return show(page, problem.message, problem.status)
+
+    def act(page: PageRequest) -> Page | Redirect:
+        action = actions.get(page.text("action"))
+        if action is None:
+            raise InvalidInputError(f"This page has no action '{page.text('action')[:40]}': load it again.")
+        return showing_problems(show)(action)(page)
+
+    return act

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError
 
 from tiltyard.access.authorization import is_administrator
 from tiltyard.access.grantees import GranteeKind
-from tiltyard.console.access.forms import AT_ONCE, page_frame, required_text, run_action
+from tiltyard.console.access.forms import form_actions, list_page, page_frame, required_text
 from tiltyard.console.page import Page, PageRequest, Redirect
 from tiltyard.console.templates import link
 from tiltyard.model.ids import DEFAULT_DELIMITER, Id, parse_id
 from tiltyard.model.principals import ALL, privilege_names
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tiltyard.console.access.forms import Action
 
 KINDS = ("server", "namespace", "table")
 GRANTEE_KINDS = tuple(kind.value for kind in GranteeKind)
@@ -30,7 +25,7 @@ def show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
     page, kind = _object_of(page)
     fields, grantee = _listed_fields(page, kind)
     try:
-        listed = page.calls.call("ListGrants", limit=AT_ONCE, page_token=page.text("cursor") or None, **fields)
+        listed = list_page(page, "ListGrants", **fields)
     except LanceNamespaceError as error:
         if problem or error.code.name != "PERMISSION_DENIED" or is_administrator(page.calls.ctx):
             raise
@@ -76,11 +71,6 @@ def _object_of(page: PageRequest) -> tuple[PageRequest, str]:
     return page, kind
 
 
-def act(page: PageRequest) -> Page | Redirect:
-    """Grant or revoke privileges."""
-    return run_action(page, _ACTIONS, show)
-
-
 def _change(page: PageRequest, operation: str) -> Redirect:
     page, kind = _object_of(page)
     privileges = page.form.get("privilege") or []
@@ -104,7 +94,10 @@ def _address(page: PageRequest, kind: str) -> str:
     return link("access/grants", page.path or Id(), kind=kind)
 
 
-_ACTIONS: Mapping[str, Action] = {
-    "grant": lambda page: _change(page, "GrantPrivileges"),
-    "revoke": lambda page: _change(page, "RevokePrivileges"),
-}
+act = form_actions(
+    show,
+    {
+        "grant": lambda page: _change(page, "GrantPrivileges"),
+        "revoke": lambda page: _change(page, "RevokePrivileges"),
+    },
+)

@@ -4,17 +4,12 @@ form: to load that page again shows it no more, and makes no second key.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiltyard.access.authorization import is_administrator
-from tiltyard.console.access.forms import AT_ONCE, page_frame, required_text, run_action
+from tiltyard.console.access.forms import form_actions, list_page, page_frame, required_text
 from tiltyard.console.page import Page, PageRequest, Redirect
 from tiltyard.console.templates import link
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tiltyard.console.access.forms import Action
 
 DAY_SECONDS = 86_400
 HOUR_SECONDS = 3_600
@@ -29,9 +24,7 @@ def show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
     """Show the keys of a principal, or of all; callers who are no administrators see their own."""
     is_admin = is_administrator(page.calls.ctx)
     chosen = page.text("of") if is_admin else page.principal.name
-    listed = page.calls.call(
-        "ListApiKeys", principal=chosen or None, limit=AT_ONCE, page_token=page.text("cursor") or None
-    )
+    listed = list_page(page, "ListApiKeys", principal=chosen or None)
     values = {
         **page_frame(page, "access/keys", problem),
         "keys": listed.keys,
@@ -40,11 +33,6 @@ def show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
         "entered": {name: page.text(name) for name in ("principal", "note", "days")},
     }
     return Page("keys.html", values, status)
-
-
-def act(page: PageRequest) -> Page | Redirect:
-    """Create, rotate or revoke a key; the first two lead to the page that shows the new key, once."""
-    return run_action(page, _ACTIONS, show)
 
 
 def _create(page: PageRequest) -> Redirect:
@@ -94,4 +82,4 @@ def show_new(page: PageRequest) -> Page:
     return Page("key_created.html", {**page_frame(page, "access/keys"), "key": page.once})
 
 
-_ACTIONS: Mapping[str, Action] = {"create": _create, "rotate": _rotate, "revoke": _revoke}
+act = form_actions(show, {"create": _create, "rotate": _rotate, "revoke": _revoke})

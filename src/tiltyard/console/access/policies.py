@@ -8,7 +8,7 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.authorization import effective_policy_of, is_administrator
 from tiltyard.access.policies import MaskKind
-from tiltyard.console.access.forms import AT_ONCE, entered_lines, required_text, run_action
+from tiltyard.console.access.forms import AT_ONCE, entered_lines, form_actions, required_text
 from tiltyard.console.page import Page, PageRequest, Redirect
 from tiltyard.console.table.heads import read_head
 from tiltyard.console.templates import link
@@ -17,7 +17,6 @@ from tiltyard.model.classifications import parse_classification
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tiltyard.console.access.forms import Action
 
 MASKS = tuple(kind.value for kind in MaskKind)
 VIEW = "policies"
@@ -51,11 +50,6 @@ def show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
 
 def _entered(page: PageRequest) -> dict[str, str]:
     return {name: values[-1] for name, values in page.form.items()}
-
-
-def act(page: PageRequest) -> Page | Redirect:
-    """Set or drop a policy or a classification."""
-    return run_action(page, _ACTIONS, show)
 
 
 def _set(page: PageRequest) -> Redirect:
@@ -111,4 +105,4 @@ def _classified(page: PageRequest) -> dict[str, Any]:
     return {**named, "id": list(page.path)}
 
 
-_ACTIONS: Mapping[str, Action] = {"set": _set, "drop": _drop, "classify": _classify, "unclassify": _unclassify}
+act = form_actions(show, {"set": _set, "drop": _drop, "classify": _classify, "unclassify": _unclassify})

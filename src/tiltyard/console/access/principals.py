@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tiltyard.access.authorization import is_administrator
-from tiltyard.console.access.forms import AT_ONCE, page_frame, required_text, run_action
+from tiltyard.console.access.forms import AT_ONCE, form_actions, list_page, page_frame, required_text
 from tiltyard.console.page import Page, PageRequest, Redirect
 from tiltyard.console.templates import link
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tiltyard.console.access.forms import Action
     from tiltyard.console.page_calls import PageCalls
 
 MAX_ROLES = 1000
@@ -24,7 +21,7 @@ def show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
     """Show all principals to an administrator, and to others what the server knows of them."""
     if not is_administrator(page.calls.ctx):
         return _show_one(page, page.principal.name, problem, status)
-    listed = page.calls.call("ListPrincipals", limit=AT_ONCE, page_token=page.text("cursor") or None)
+    listed = list_page(page, "ListPrincipals")
     values = {
         "principals": listed.principals,
         "cursor": listed.page_token or "",
@@ -70,21 +67,19 @@ def _roles_of(calls: PageCalls, name: str) -> list[str]:
     return [role.name for role in roles for member in role.members if (member.kind, member.name) == ("principal", name)]
 
 
-def act(page: PageRequest) -> Page | Redirect:
-    """Add a principal, enable or disable one, make it an administrator or end that."""
-    return run_action(page, _ACTIONS, show)
-
-
 def _alter(page: PageRequest, **flags: bool | None) -> Redirect:
     name = required_text(page, "principal", NAME)
     page.calls.call("AlterPrincipal", principal=name, **flags)
     return Redirect(link("access/principal", name=name))
 
 
-_ACTIONS: Mapping[str, Action] = {
-    "add": lambda page: _alter(page, administrator=bool(page.text("administrator")) or None),
-    "disable": lambda page: _alter(page, disabled=True),
-    "enable": lambda page: _alter(page, disabled=False),
-    "promote": lambda page: _alter(page, administrator=True),
-    "demote": lambda page: _alter(page, administrator=False),
-}
+act = form_actions(
+    show,
+    {
+        "add": lambda page: _alter(page, administrator=bool(page.text("administrator")) or None),
+        "disable": lambda page: _alter(page, disabled=True),
+        "enable": lambda page: _alter(page, disabled=False),
+        "promote": lambda page: _alter(page, administrator=True),
+        "demote": lambda page: _alter(page, administrator=False),
+    },
+)

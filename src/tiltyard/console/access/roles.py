@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from tiltyard.console.access.forms import AT_ONCE, page_frame, required_text, run_action
+from tiltyard.console.access.forms import form_actions, list_page, page_frame, required_text
 from tiltyard.console.page import Page, PageRequest, Redirect
 from tiltyard.console.templates import link
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tiltyard.console.access.forms import Action
 
 MEMBER_KINDS = ("principal", "group")
 
 
 def show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
     """Show the roles, with their members. Raises PermissionDeniedError."""
-    listed = page.calls.call("ListRoles", limit=AT_ONCE, page_token=page.text("cursor") or None)
+    listed = list_page(page, "ListRoles")
     values = {
         **page_frame(page, "access/roles", problem),
         "roles": listed.roles,
@@ -27,11 +20,6 @@ def show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
         "entered": page.text("role") if problem and page.text("action") == "create" else "",
     }
     return Page("roles.html", values, status)
-
-
-def act(page: PageRequest) -> Page | Redirect:
-    """Create or drop a role, add a member to one or remove it."""
-    return run_action(page, _ACTIONS, show)
 
 
 def _role(page: PageRequest) -> str:
@@ -63,4 +51,4 @@ def _remove(page: PageRequest) -> Redirect:
     return Redirect(link("access/roles"))
 
 
-_ACTIONS: Mapping[str, Action] = {"create": _create, "drop": _drop, "add": _add, "remove": _remove}
+act = form_actions(show, {"create": _create, "drop": _drop, "add": _add, "remove": _remove})

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
-from tiltyard.console.access.forms import run_action
+from tiltyard.console.access.forms import form_actions, list_page
 from tiltyard.console.page import Page, PageRequest, Redirect
 from tiltyard.console.templates import link
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
 from tiltyard.model.schedules import describe_timing
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tiltyard.console.access.forms import Action
-
-SCHEDULES_AT_ONCE = 100
 _VIEW = "jobs/schedules"
 _TONES = {"Active": "good", "Paused": "warn", "Refused": "bad", "Stopped": "warn"}
 _STATUS_TONES = {"Succeeded": "good", "Failed": "bad", "Canceled": "warn", "Lost": "bad"}
@@ -25,12 +17,7 @@ _STATUS_TONES = {"Succeeded": "good", "Failed": "bad", "Canceled": "warn", "Lost
 
 def show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
     """Show the schedules that the caller may describe, of all tables or of one. Raises TableNotFoundError."""
-    listed = page.calls.call(
-        "ListSchedules",
-        limit=SCHEDULES_AT_ONCE,
-        page_token=page.text("cursor") or None,
-        table=page.text("table") or None,
-    )
+    listed = list_page(page, "ListSchedules", table=page.text("table") or None)
     values = {
         "schedules": [(each, describe_timing(msgspec.to_builtins(each))) for each in listed.schedules],
         "cursor": listed.page_token or "",
@@ -41,11 +28,6 @@ def show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
         "section": "jobs",
     }
     return Page("schedules.html", values, status)
-
-
-def act(page: PageRequest) -> Page | Redirect:
-    """Pause, resume, run or drop a schedule; what cannot be done is said on the page."""
-    return run_action(page, _ACTIONS, show)
 
 
 def _pause(page: PageRequest) -> Redirect:
@@ -76,4 +58,4 @@ def _path(page: PageRequest) -> list[str]:
     return list(parse_id(page.text("id"), DEFAULT_DELIMITER))
 
 
-_ACTIONS: Mapping[str, Action] = {"pause": _pause, "resume": _resume, "run": _run, "drop": _drop}
+act = form_actions(show, {"pause": _pause, "resume": _resume, "run": _run, "drop": _drop})

@@ -7,18 +7,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
-from tiltyard.console.access.forms import run_action
+from tiltyard.console.access.forms import form_actions
 from tiltyard.console.live_changes import Change, stream_changes
 from tiltyard.console.page import Page, PageRequest, Redirect
 from tiltyard.console.templates import link
 from tiltyard.events.stream import current_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from starlette.responses import StreamingResponse
-
-    from tiltyard.console.access.forms import Action
 
 EVENTS = 50
 """Events on one page."""
@@ -117,11 +113,6 @@ def show_letters(page: PageRequest, problem: str = "", status: int = 200) -> Pag
     return Page("dead_letters.html", values, status)
 
 
-def act(page: PageRequest) -> Page | Redirect:
-    """Retry a sink, replay events to it, or send its dead letters again; what cannot be done is said on the page."""
-    return run_action(page, _ACTIONS, show)
-
-
 def _retry(page: PageRequest) -> Redirect:
     page.calls.call("ReplayEvents", sink=page.text("sink"))
     return Redirect(link(_VIEW))
@@ -144,4 +135,4 @@ def _resend(page: PageRequest) -> Redirect:
     return Redirect(link("events/dead-letters", sink=page.text("sink")))
 
 
-_ACTIONS: Mapping[str, Action] = {"retry": _retry, "replay": _replay, "resend": _resend}
+act = form_actions(show, {"retry": _retry, "replay": _replay, "resend": _resend})

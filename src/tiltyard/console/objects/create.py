@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from lance_namespace.errors import InvalidInputError, LanceNamespaceError
+from lance_namespace.errors import InvalidInputError
 
-from tiltyard.console.access.forms import required_text
+from tiltyard.console.access.forms import required_text, showing_problems
 from tiltyard.console.page import Page, PageRequest, Redirect
 from tiltyard.console.templates import link
 from tiltyard.console.upload.page import MAX_TYPE_CHARACTERS, TYPES
@@ -55,24 +55,20 @@ def show_table(page: PageRequest) -> Page:
     return _table_form(page, first)
 
 
+@showing_problems(lambda page, problem, status: _table_form(page, _lines(page), problem, status))
 def create_table(page: PageRequest) -> Page | Redirect:
     """Create the table of the form; show it again with more lines, or with why it cannot be."""
     lines = _lines(page)
     if page.text("action") == "more":
         return _table_form(page, [*lines, *(ColumnLine() for _ in range(MORE_COLUMNS))][:MAX_COLUMNS])
-    try:
-        path = [*page.path, required_text(page, "name", "a name for the table")]
-        fields = [line.field() for line in lines if line.name or line.type or line.comment]
-        if not fields:
-            raise InvalidInputError("Enter at least one column, with its name and its type.")
-        rows = pa.schema(fields).empty_table().to_reader()
-        comment = page.text(COMMENT)
-        page.calls.write(
-            "CreateTable", rows, id=path, mode="create", properties={COMMENT: comment} if comment else None
-        )
-    except LanceNamespaceError as error:
-        problem = page.explain(error)
-        return _table_form(page, lines, problem.message, problem.status)
+    path = [*page.path, required_text(page, "name", "a name for the table")]
+    fields = [line.field() for line in lines if line.name or line.type or line.comment]
+    if not fields:
+        raise InvalidInputError("Enter at least one column, with its name and its type.")
+    comment = page.text(COMMENT)
+    properties = {COMMENT: comment} if comment else None
+    rows = pa.schema(fields).empty_table().to_reader()
+    page.calls.write("CreateTable", rows, id=path, mode="create", properties=properties)
     return Redirect(link("table", path))
 
 
@@ -110,14 +106,16 @@ def check_creates_namespace(page: PageRequest) -> None:
     page.calls.authorize("CreateNamespace", id=[*page.path, "namespace"])
 
 
-def create_namespace(page: PageRequest) -> Page | Redirect:
+def _namespace_form(page: PageRequest, problem: str = "", status: int = 200) -> Page:
+    values: dict[str, Any] = {name: page.text(name) for name in ("name", "properties")}
+    return Page("create_namespace.html", values | {"problem": problem, "section": ""}, status)
+
+
+@showing_problems(_namespace_form)
+def create_namespace(page: PageRequest) -> Redirect:
     """Create the namespace of the form; show it again with why it cannot be."""
-    try:
-        path = [*page.path, required_text(page, "name", "a name for the namespace")]
-        page.calls.call("CreateNamespace", id=path, mode="create", properties=read_properties(page) or None)
-    except LanceNamespaceError as error:
-        problem = page.explain(error)
-        return _namespace_form(page, problem.message, problem.status)
+    path = [*page.path, required_text(page, "name", "a name for the namespace")]
+    page.calls.call("CreateNamespace", id=path, mode="create", properties=read_properties(page) or None)
     return Redirect(link("namespace", path))
 
 
@@ -131,8 +129,3 @@ def read_properties(page: PageRequest) -> dict[str, str]:
         if line.strip():
             properties[name.strip()] = value.strip()
     return properties
-
-
-def _namespace_form(page: PageRequest, problem: str = "", status: int = 200) -> Page:
-    values: dict[str, Any] = {name: page.text(name) for name in ("name", "properties")}
-    return Page("create_namespace.html", values | {"problem": problem, "section": ""}, status)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lance_namespace.errors import InvalidInputError, LanceNamespaceError
+from lance_namespace.errors import InvalidInputError
 
-from tiltyard.console.access.forms import AT_ONCE, run_action
+from tiltyard.console.access.forms import AT_ONCE, form_actions, list_page, showing_problems
 from tiltyard.console.page import Page, PageRequest, Redirect
 from tiltyard.console.templates import link
 
@@ -13,9 +13,8 @@ VIEW = "dropped"
 
 def show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
     """Show what its reader can bring back. Raises what listing it raises."""
-    token = page.text("cursor") or None
-    tables = page.calls.call("ListDroppedTables", limit=AT_ONCE, page_token=token)
-    namespaces = [] if token else page.calls.call("ListDroppedNamespaces", limit=AT_ONCE).namespaces
+    tables = list_page(page, "ListDroppedTables")
+    namespaces = [] if page.text("cursor") else page.calls.call("ListDroppedNamespaces", limit=AT_ONCE).namespaces
     values = {
         "tables": tables.tables,
         "cursor": tables.page_token,
@@ -26,11 +25,6 @@ def show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
         "section": "",
     }
     return Page("dropped.html", values, status)
-
-
-def act(page: PageRequest) -> Page | Redirect:
-    """Bring back a table or a namespace."""
-    return run_action(page, {"table": _undrop_table, "namespace": _undrop_namespace}, show)
 
 
 def _id_of(page: PageRequest) -> list[str]:
@@ -56,6 +50,9 @@ def _undrop_namespace(page: PageRequest) -> Redirect:
     return Redirect(link("namespace", restored.id))
 
 
+act = form_actions(show, {"table": _undrop_table, "namespace": _undrop_namespace})
+
+
 def check_name(page: PageRequest) -> None:
     """Raise InvalidInputError unless the name of the page's object was typed: to drop it is not done by a click."""
     if page.text("confirm") != page.path.name.strip():
@@ -78,14 +75,11 @@ def _ask(page: PageRequest, problem: str = "", status: int = 200) -> Page:
     return Page("drop_namespace.html", values, status)
 
 
-def drop_namespace(page: PageRequest) -> Page | Redirect:
+@showing_problems(_ask)
+def drop_namespace(page: PageRequest) -> Redirect:
     """Drop a namespace whose name was typed; ask again with why it cannot be."""
-    try:
-        check_name(page)
-        behavior = "Cascade" if page.text("behavior") == "cascade" else "Restrict"
-        page.calls.call("DropNamespace", id=list(page.path), behavior=behavior)
-    except LanceNamespaceError as error:
-        problem = page.explain(error)
-        return _ask(page, problem.message, problem.status)
+    check_name(page)
+    behavior = "Cascade" if page.text("behavior") == "cascade" else "Restrict"
+    page.calls.call("DropNamespace", id=list(page.path), behavior=behavior)
     above = page.path[:-1]
     return Redirect(link("namespace" if above else "", above))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tiltyard.calls.caller import schema_query
-from tiltyard.console.access.forms import AT_ONCE, required_text, run_action
+from tiltyard.console.access.forms import AT_ONCE, form_actions, required_text
 from tiltyard.console.page import Page, PageRequest, Redirect
 from tiltyard.console.table.heads import read_head
 from tiltyard.console.templates import link
@@ -17,9 +17,8 @@ from tiltyard.model.columns.index_types import PURPOSES, IndexType, fitting_type
 from tiltyard.model.columns.vector_columns import VectorColumn, quote_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from tiltyard.console.access.forms import Action
 
 VIEW = "indexes"
 MAX_COLUMNS = 1000
@@ -138,11 +137,6 @@ def _fields(fields: Any, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
             yield from _fields(field.type, path)
 
 
-def act(page: PageRequest) -> Page | Redirect:
-    """Queue the build of an index, or drop one."""
-    return run_action(page, _ACTIONS, _show)
-
-
 def _create(page: PageRequest) -> Redirect:
     fields: dict[str, Any] = {
         "column": required_text(page, "column", "the column"),
@@ -169,4 +163,4 @@ def _drop(page: PageRequest) -> Redirect:
     return Redirect(link(VIEW, page.path))
 
 
-_ACTIONS: Mapping[str, Action] = {"create": _create, "drop": _drop}
+act = form_actions(_show, {"create": _create, "drop": _drop})

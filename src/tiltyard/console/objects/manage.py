@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.console.access.forms import required_text, run_action
+from tiltyard.console.access.forms import form_actions, required_text
 from tiltyard.console.objects.create import COMMENT, read_properties
 from tiltyard.console.objects.dropped import check_name
 from tiltyard.console.objects.protections import allowed_kinds, show_protections
@@ -20,7 +20,6 @@ from tiltyard.model.text.typed_ids import format_id, parse_typed_id
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tiltyard.console.access.forms import Action
     from tiltyard.console.table.heads import TableHead
 
 VIEW = "manage"
@@ -60,11 +59,6 @@ def _entered(page: PageRequest) -> dict[str, Any]:
 
 def _drop_operation(head: TableHead) -> str:
     return {"view": "DropView", "materialized view": "DropMaterializedView"}.get(head.kind, "DropTable")
-
-
-def act(page: PageRequest) -> Page | Redirect:
-    """Change what the form says."""
-    return run_action(page, _ACTIONS, show)
 
 
 def _rename(page: PageRequest) -> Redirect:
@@ -125,12 +119,15 @@ def _lift(page: PageRequest) -> Redirect:
     return Redirect(link(VIEW, page.path))
 
 
-_ACTIONS: Mapping[str, Action] = {
-    "protect": _protect,
-    "lift": _lift,
-    "rename": _rename,
-    "comment": _set_comment,
-    "properties": _set_properties,
-    "columns": _set_column_comments,
-    "drop": _drop,
-}
+act = form_actions(
+    show,
+    {
+        "protect": _protect,
+        "lift": _lift,
+        "rename": _rename,
+        "comment": _set_comment,
+        "properties": _set_properties,
+        "columns": _set_column_comments,
+        "drop": _drop,
+    },
+)

@@ -8,17 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lance_namespace.errors import InvalidInputError, LanceNamespaceError, UnsupportedOperationError
+from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
 from tiltyard.calls.in_process_caller import find_handler
 from tiltyard.change_feed.version_change import ROW_COUNTS
+from tiltyard.console.access.forms import form_actions
 from tiltyard.console.page import Page, PageRequest, Redirect
 from tiltyard.console.table.heads import read_head
 from tiltyard.console.templates import link
 from tiltyard.console.versions.comparison import compare_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from tiltyard.console.page_calls import PageCalls
     from tiltyard.console.table.heads import TableHead
@@ -66,19 +67,6 @@ def _allowed_actions(page: PageRequest) -> dict[str, bool]:
     }
 
 
-def act(page: PageRequest) -> Page | Redirect:
-    """Change tags and branches, or restore a version; what cannot be done is said above the timeline."""
-    action = page.text("action")
-    if action not in _ACTIONS:
-        raise InvalidInputError(f"Tags and branches are changed, versions restored, not '{action[:40]}'.")
-    try:
-        _ACTIONS[action](page)
-    except LanceNamespaceError as error:
-        problem = page.explain(error)
-        return show(page, problem.message, problem.status)
-    return Redirect(link("versions", page.path, at=_branch_ref(page)))
-
-
 def _branch_ref(page: PageRequest) -> str:
     branch = page.text("branch")
     return f"branch:{branch}" if branch else ""
@@ -98,46 +86,37 @@ def _name_of(page: PageRequest, name: str) -> str:
     return text
 
 
-def _create_tag(page: PageRequest) -> None:
-    fields = {"tag": _name_of(page, "tag"), "version": _version_of(page), "branch": page.text("branch") or None}
-    page.calls.call("CreateTableTag", id=list(page.path), **fields)
+def _change(page: PageRequest, operation: str, **fields: Any) -> Redirect:
+    page.calls.call(operation, id=list(page.path), **fields)
+    return Redirect(link("versions", page.path, at=_branch_ref(page)))
 
 
-def _move_tag(page: PageRequest) -> None:
-    fields = {"tag": _name_of(page, "tag"), "version": _version_of(page), "branch": page.text("branch") or None}
-    page.calls.call("UpdateTableTag", id=list(page.path), **fields)
+def _set_tag(page: PageRequest, operation: str) -> Redirect:
+    tag, version = _name_of(page, "tag"), _version_of(page)
+    return _change(page, operation, tag=tag, version=version, branch=page.text("branch") or None)
 
 
-def _delete_tag(page: PageRequest) -> None:
-    page.calls.call("DeleteTableTag", id=list(page.path), tag=_name_of(page, "tag"))
+def _create_branch(page: PageRequest) -> Redirect:
+    name, version = _name_of(page, "name"), page.optional_integer("version") or None
+    branch = page.text("branch") or None
+    return _change(page, "CreateTableBranch", name=name, from_branch=branch, from_version=version)
 
 
-def _create_branch(page: PageRequest) -> None:
-    page.calls.call(
-        "CreateTableBranch",
-        id=list(page.path),
-        name=_name_of(page, "name"),
-        from_branch=page.text("branch") or None,
-        from_version=page.optional_integer("version") or None,
-    )
+def _restore(page: PageRequest) -> Redirect:
+    return _change(page, "RestoreTable", version=_version_of(page), branch=page.text("branch") or None)
 
 
-def _delete_branch(page: PageRequest) -> None:
-    page.calls.call("DeleteTableBranch", id=list(page.path), name=_name_of(page, "name"))
-
-
-def _restore(page: PageRequest) -> None:
-    page.calls.call("RestoreTable", id=list(page.path), version=_version_of(page), branch=page.text("branch") or None)
-
-
-_ACTIONS: Mapping[str, Callable[[PageRequest], None]] = {
-    "create-tag": _create_tag,
-    "move-tag": _move_tag,
-    "delete-tag": _delete_tag,
-    "create-branch": _create_branch,
-    "delete-branch": _delete_branch,
-    "restore": _restore,
-}
+act = form_actions(
+    show,
+    {
+        "create-tag": lambda page: _set_tag(page, "CreateTableTag"),
+        "move-tag": lambda page: _set_tag(page, "UpdateTableTag"),
+        "delete-tag": lambda page: _change(page, "DeleteTableTag", tag=_name_of(page, "tag")),
+        "create-branch": _create_branch,
+        "delete-branch": lambda page: _change(page, "DeleteTableBranch", name=_name_of(page, "name")),
+        "restore": _restore,
+    },
+)
 
 
 def ask_restore(page: PageRequest) -> Page:

@@ -93,6 +93,18 @@ def test_a_schedule_in_python_is_altered_run_and_dropped(lake: Lake) -> None:
         schedule.refresh()
 
 
+def test_the_table_of_a_schedules_job_is_named_as_tables_of_a_lake_are(lake: Lake) -> None:
+    lake.create_table("shop.odd", FILMS)
+    for name in ("shop.odd", "shop$odd"):
+        schedule = lake.schedule("shop.nightly", "optimize", {"table": name}, every="1h")
+        assert schedule.arguments["table"] == "shop$odd"
+        assert "shop.odd" in run(lake, "tiltyard schedule list --table shop.odd")[0]
+        schedule.drop()
+    for wrong, sentence in (('"shop$odd"', "no names with"), ("shop..odd", "a name is empty")):
+        with pytest.raises(InvalidInputError, match=sentence):
+            lake.schedule("wrong", "optimize", {"table": wrong}, every="1h")
+
+
 def test_stale_tables_are_listed_and_marked(lake: Lake) -> None:
     films = lake.table("films")
     films.set_max_age("10s")

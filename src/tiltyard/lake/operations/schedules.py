@@ -16,6 +16,7 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.lake.errors import translate
 from tiltyard.lake.runs import QueuedRun, Run
+from tiltyard.model.ids import DEFAULT_DELIMITER
 from tiltyard.model.schedules import describe_timing, parse_duration
 from tiltyard.model.text.typed_ids import format_id, parse_typed_id
 from tiltyard.pipeline.jobs import find_job
@@ -107,7 +108,7 @@ class Schedule:
         debounce: Duration | None = None,
     ) -> Self:
         """Replace when it is due, as `Lake.schedule` takes it; return it. Raises InvalidInputError."""
-        tables = None if on_commit is None else [_path(each) for each in on_commit]
+        tables = None if on_commit is None else [_path(each, "on_commit") for each in on_commit]
         when = {"cron": cron, "every": every, "zone": zone, "catch_up": catch_up, "debounce": debounce}
         return self._take(self._call("AlterSchedule", **_fields(tables, when)))
 
@@ -153,7 +154,7 @@ def create_schedule(
     """Create a schedule. Raises as `Lake.schedule` does."""
     with translate():
         registered = find_job(job)
-        checked = registered.validate(arguments)
+        checked = registered.validate(_with_id(arguments))
         fields: dict[str, Any] = {
             "job": job,
             "arguments": checked,
@@ -162,6 +163,17 @@ def create_schedule(
         }
         made = lake.calls.call("CreateSchedule", id=list(path), **fields, **_fields(on_commit or None, when))
     return Schedule(lake, made["schedule"])
+
+
+def _with_id(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a job's arguments with the id of its table as jobs take it. Raises InvalidInputError."""
+    name = arguments.get("table")
+    if not isinstance(name, str):
+        return arguments
+    path = _path(name, "table")
+    if any(DEFAULT_DELIMITER in each for each in path):
+        raise InvalidInputError(f"table is {name}: jobs take no names with {DEFAULT_DELIMITER} in them.")
+    return {**arguments, "table": DEFAULT_DELIMITER.join(path)}
 
 
 def find_schedule(lake: LakeSession, path: tuple[str, ...]) -> Schedule:
@@ -187,11 +199,11 @@ def _fields(on_commit: Sequence[Sequence[str]] | None, when: Mapping[str, Any]) 
     }
 
 
-def _path(name: str) -> tuple[str, ...]:
+def _path(name: str, argument: str) -> tuple[str, ...]:
     try:
         return parse_typed_id(name)
     except (ValueError, TypeError) as error:
-        raise InvalidInputError(f"on_commit: {error}") from error
+        raise InvalidInputError(f"{argument}: {error}") from error
 
 
 def to_seconds(duration: Duration | None) -> float | None:

@@ -125,6 +125,14 @@ def count_rows(content: bytes) -> int:
 
 
 @refuse_malformed()
+def count_fewer_rows(before: bytes, after: bytes) -> int:
+    """Return how many rows less a valid manifest has than one before it, at the cost of the fragments that differ."""
+    earlier, later = (frozenset(byte_fields(message_of(content), _FRAGMENTS)) for content in (before, after))
+    gone, new = ([_parse(raw, frozenset()) for raw in side] for side in (earlier - later, later - earlier))
+    return _live_rows(gone) - _live_rows(new)
+
+
+@refuse_malformed()
 def committed_rows(content: bytes) -> CommittedRows:
     """Return what the transaction in a valid manifest says, at the cost of the fragments that it names."""
     found = _transaction(content)

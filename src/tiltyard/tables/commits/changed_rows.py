@@ -14,7 +14,7 @@ from lance_namespace.errors import LanceNamespaceError
 from msgspec import structs
 
 from tiltyard.model.branches import Branch
-from tiltyard.storage.manifests.manifest_rows import committed_rows, count_rows
+from tiltyard.storage.manifests.manifest_rows import committed_rows, count_fewer_rows
 from tiltyard.tables.commits.staged_manifests import read_manifest
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _changed_rows(ctx: Context, table: TableRecord, new: NewVersion, content: by
     before = read_manifest(ctx, table, Branch(new.branch), new.version - 1, new.naming_scheme)
     if before is None:
         return changed
-    fewer = count_rows(before) - count_rows(content)
+    fewer = count_fewer_rows(before, content)
     if committed.operation == "delete":
         return changed | {"rows_deleted": fewer}
     if committed.added is None:

@@ -142,10 +142,11 @@ FAILURES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_what_is_no_answer_refuses_and_ends_when_the_service_is_well(
-    root: Path, service: Service, protocol: str
+    root: Path, service: Service, protocol: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = PROTOCOLS[protocol](service, deadline_ms=300, cache_seconds=0)
     for name, failure in FAILURES.items():
+        caplog.clear()
         with opened(root, settings) as ann:  # for each, since one that does not answer is left alone for a while
             for field, value in failure.items():
                 setattr(service, field, value)
@@ -155,6 +156,7 @@ def test_what_is_no_answer_refuses_and_ends_when_the_service_is_well(
             assert time.monotonic() - started_at < 5, name
             with pytest.raises(ServiceUnavailableError):
                 ann.list_tables({"id": ["sales"]})
+            assert "which decides about requests, fails: " in caplog.text, name
             service.reset()
             assert describe(ann).location, name
 

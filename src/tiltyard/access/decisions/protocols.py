@@ -112,10 +112,10 @@ class _Client:
         except ResponseError as error:
             failure = UnansweredError if error.status >= 500 or error.status == 429 else UnusableAnswerError
             raise failure(f"answers with status {error.status}") from error
-        except ServiceUnavailableError as error:
-            raise UnansweredError("does not answer") from error
+        except ServiceUnavailableError as error:  # the log has the last cause: that of the network, not our sentence
+            raise UnansweredError("does not answer") from error.__cause__
         except LanceNamespaceError as error:
-            raise UnusableAnswerError("answers what is no decision") from error
+            raise UnusableAnswerError("answers what is no decision") from error.__cause__
 
     def close(self) -> None:
         self._json.close()

@@ -21,12 +21,24 @@ class DecisionOutcome(StrEnum):
     FAILED = "failed"
 
 
+class ToldClassification(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an object, or one of its columns, is classified as, itself or by what it inherits."""
+
+    key: str
+    value: str
+    column: str = ""
+
+
 class AskedObject(msgspec.Struct, frozen=True, array_like=True):
-    """An object that a request needs privileges on: `kind` is server, namespace or table; the server has no path."""
+    """An object that a request needs privileges on: `kind` is server, namespace or table; the server has no path.
+
+    `classifications` are what it is classified as, where a service is told: by column, "" for the object itself.
+    """
 
     kind: str
     path: tuple[str, ...]
     privileges: tuple[str, ...]
+    classifications: tuple[ToldClassification, ...] = ()
 
 
 class DecisionNote(msgspec.Struct, frozen=True, array_like=True):

@@ -277,6 +277,31 @@ def test_lists_of_what_governs_tables_are_asked_about_in_one_batch(tmp_path: Pat
             anybody.call("DescribeErasure", {"erasure_id": erasure.id})
 
 
+def test_a_service_is_told_what_objects_and_columns_are_classified_as(tmp_path: Path, service: Service) -> None:
+    with tiltyard.Namespace(str(tmp_path), jobs=0) as owner:
+        owner.create_namespace({"id": ["n"]})
+        owner.create_table({"id": ["n", "t"]}, stream(pa.table({"id": [1], "mail": ["x"]})))
+        owner.call("SetClassification", {"object_kind": "namespace", "id": ["n"], "key": "region", "value": "eu"})
+        mail = {"object_kind": "column", "id": ["n", "t"], "column": "mail", "key": "pii"}
+        owner.call("SetClassification", {**mail, "value": "email"})
+        region = {"key": "region", "value": "eu"}
+        with opened(tmp_path, opa(service, classifications=True), EVERYBODY) as anybody:
+            anybody.describe_table({"id": ["n", "t"]})
+            asked = service.inputs[-1]["object"]
+            assert asked["classifications"] == [region, {"key": "pii", "value": "email", "column": "mail"}]
+            anybody.describe_namespace({"id": ["n"]})
+            assert service.inputs[-1]["object"] == {"kind": "namespace", "path": ["n"], "classifications": [region]}
+            owner.call("SetClassification", {**mail, "value": "none"})
+            anybody._services.rights_cache.refresh_next()
+            anybody.describe_table({"id": ["n", "t"]})  # nor is the earlier decision used again
+            assert service.inputs[-1]["object"]["classifications"][-1]["value"] == "none"
+            with pytest.raises(TableNotFoundError):
+                anybody.describe_table({"id": ["n", "none"]})
+    with opened(tmp_path, opa(service), EVERYBODY) as anybody:
+        anybody.describe_table({"id": ["n", "t"]})
+        assert service.inputs[-1]["object"] == {"kind": "table", "path": ["n", "t"]}
+
+
 def test_jobs_mounts_files_and_assistants_are_asked_about(tmp_path: Path, service: Service) -> None:
     (tmp_path / "lake").mkdir()
     with tiltyard.Namespace(str(tmp_path), jobs=0) as owner:

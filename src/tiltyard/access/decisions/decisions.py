@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import LanceNamespaceError, PermissionDeniedError
 from msgspec import structs
 
+from tiltyard.access.decisions.classified import classified
 from tiltyard.access.decisions.protocols import (
     DENIED,
     Asker,
@@ -71,6 +72,7 @@ class _Service:
         self._seconds = service.deadline_ms / 1000
         self._privileges = frozenset(privilege_names(parse_privileges(service.privileges or ["all"])))
         self._operations = frozenset(service.operations)
+        self.is_told_classifications = service.classifications
         self._keeps = service.cache_seconds > 0
         self._breaker = CircuitBreaker()
         self._cache: Cache[tuple[int, Asker, AskedObject], Decision] = Cache(
@@ -212,11 +214,12 @@ class Decisions:
             return [], []
         principal, started_at = ctx.principal, time.monotonic()
         generation, rights = self._rights.generation, self._rights.get(principal)
+        told = [classified(ctx, each) for each in asked] if service.is_told_classifications else asked
         asker = Asker(
             principal.name, principal.groups, rights.roles, principal.administrator, operation, ctx.request_id
         )
         try:
-            decisions, seconds = service.decide(generation, asker, asked)
+            decisions, seconds = service.decide(generation, asker, told)
         except (UnansweredError, UnusableAnswerError) as error:
             waited = time.monotonic() - started_at
             self.add(ctx, [DecisionNote(service.name, DecisionOutcome.FAILED, len(asked), "", waited)])

@@ -152,7 +152,7 @@ class OpenPolicyAgent:
         return run_together(lambda each: self._decide_one(told, each, until), objects, self._client.connections)
 
     def _decide_one(self, told: Mapping[str, Any], each: AskedObject, until: float) -> Decision:
-        asked = {**told, "privileges": each.privileges, "object": {"kind": each.kind, "path": each.path}}
+        asked = {**told, "privileges": each.privileges, "object": _object(each)}
         data: _Data = self._client.post(self._path, {"input": asked}, _Data, until)
         allowed = data.result.get("allow", msgspec.UNSET) if isinstance(data.result, dict) else data.result
         if allowed is msgspec.UNSET:  # the rule that would allow it has no value
@@ -163,7 +163,7 @@ class OpenPolicyAgent:
 
     def _decide_together(self, told: Mapping[str, Any], objects: Sequence[AskedObject], until: float) -> list[Decision]:
         """Ask for the positions of the objects that are allowed."""
-        named = [{"kind": each.kind, "path": each.path, "privileges": each.privileges} for each in objects]
+        named = [{**_object(each), "privileges": each.privileges} for each in objects]
         data: _Data = self._client.post(self._batch_path, {"input": {**told, "objects": named}}, _Data, until)
         positions = [] if data.result is msgspec.UNSET else data.result
         if not isinstance(positions, list) or not all(_is_position(each, len(objects)) for each in positions):
@@ -173,6 +173,11 @@ class OpenPolicyAgent:
 
     def close(self) -> None:
         self._client.close()
+
+
+def _object(each: AskedObject) -> dict[str, Any]:
+    classified = {"classifications": each.classifications} if each.classifications else {}
+    return {"kind": each.kind, "path": each.path, **classified}
 
 
 def _is_position(value: object, number: int) -> bool:

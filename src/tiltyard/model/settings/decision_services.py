@@ -37,7 +37,8 @@ class DecisionService(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A service of a `kind` at `url`, to which `token` (env:NAME or file:PATH) is sent as a bearer token.
 
     Of Open Policy Agent, `path` is that of the decision below /v1/data; the one at `batch_path`, if any, decides about
-    all objects of a list at once. Of OpenFGA, `store` is the id of the store, `model` that of a model other than its
+    all objects of a list at once; with `classifications` it is told what objects and columns are classified as. Of
+    OpenFGA, `store` is the id of the store, `model` that of a model other than its
     latest; `relations` has the names of relations that are not those of privileges; with `groups`, the caller's groups
     and roles are sent as contextual tuples.
 
@@ -60,6 +61,7 @@ class DecisionService(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deadline_ms: int = 1_000
     cache_seconds: float = 2.0
     connections: int = 16
+    classifications: bool = False
 
 
 def decision_services_problem(services: Mapping[str, DecisionService]) -> str | None:
@@ -104,8 +106,8 @@ def _opa_problem(service: DecisionService) -> str | None:
 
 
 def _openfga_problem(service: DecisionService) -> str | None:
-    if service.path or service.batch_path:
-        return "path and batch_path are Open Policy Agent's"
+    if service.path or service.batch_path or service.classifications:
+        return "path, batch_path and classifications are Open Policy Agent's"
     if not _STORE.fullmatch(service.store) or (service.model and not _STORE.fullmatch(service.model)):
         return "it needs the id of its store; its model is an id, too"
     if unusable := [name for name in service.relations.values() if not _RELATION.fullmatch(name)]:

@@ -17,7 +17,7 @@ import pytest
 import uvloop
 from lance_namespace.errors import ServiceUnavailableError
 
-from tiltyard.store import schema, wall_clock
+from tiltyard.store import VersionRecord, schema, wall_clock
 from tiltyard.store.backend import UniqueError
 from tiltyard.store.sqlite.connection import SqliteConnection
 from tiltyard.store.sqlite.database import SqliteDatabase
@@ -310,7 +310,10 @@ ADD_VERSION = """
     VALUES (?, '', ?, ?, 'final', '{}', 'V2', ?, FALSE, ?)
 """
 FINALIZE = "UPDATE table_versions SET finalized = TRUE, manifest = NULL WHERE table_id = ? AND version = ?"
-VERSIONS = "SELECT * FROM table_versions ORDER BY table_id, branch, version"
+VERSIONS = f"""
+    SELECT {VersionRecord.COLUMNS}, manifest, checked_key, checks FROM table_versions
+    ORDER BY table_id, branch, version
+"""
 
 
 def add_versions(connection: Connection, first: int) -> None:

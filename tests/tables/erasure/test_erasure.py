@@ -197,6 +197,21 @@ def test_tags_snapshots_and_holds_are_named_and_nothing_is_changed(catalog: Serv
     assert catalog.services.store.find_snapshot("audit") is None
 
 
+def test_a_branch_or_a_clone_with_another_name_of_the_column_is_named_and_nothing_is_changed(catalog: Server) -> None:
+    table = add(catalog, "people", people(0, 20))
+    create_table_branch(catalog.ctx, ask(models.CreateTableBranchRequest, id="people", name="old_names"))
+    lance.dataset(table.location).alter_columns({"path": "user", "name": "number"})
+    with pytest.raises(InvalidInputError, match=r"the branch 'old_names' of people: .*number.* Nothing was changed"):
+        request(catalog, predicate="number = 7")
+    lance.dataset(table.location).branches.delete("old_names")
+    clone.clone_table(catalog.ctx, ask(models.CloneTableRequest, id="copy", source_location=table.location))
+    copy = next(root_of(catalog).glob("copy-*"))
+    lance.dataset(copy).alter_columns({"path": "number", "name": "user"})
+    with pytest.raises(InvalidInputError, match=r"the branch 'main' of copy: .*number.* Nothing was changed"):
+        request(catalog, predicate="number = 7")
+    assert lance.dataset(table.location).count_rows("number = 7") == 1
+
+
 def test_a_dropped_table_under_a_hold_is_refused_by_name(catalog: Server) -> None:
     earlier = add(catalog, "people", people(0, 20))
     drop_table(catalog.ctx, ask(models.DropTableRequest, id="people"))

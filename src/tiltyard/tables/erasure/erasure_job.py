@@ -122,7 +122,8 @@ def _read_values(ctx: Context, running: Job, scope: Scope, plan: Plan) -> None:
         figures = plan.figures_of(table, name_of(ctx, table.id), scope.kinds[table.id])
         for branch, dataset in open_branches(ctx, table.location).items():
             running.progress(stage="values")
-            figures.rows += dataset.count_rows(plan.predicate)
+            with lance_errors(dataset):
+                figures.rows += dataset.count_rows(plan.predicate)
             if plan.values_of:
                 read_values(dataset, branch, sorted(stored_versions(ctx, table, branch)), plan, values)
     plan.values = list(values)

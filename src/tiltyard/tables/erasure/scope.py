@@ -333,8 +333,9 @@ def refuse_held(ctx: Context, scope: Scope) -> None:
 def refuse_protected(ctx: Context, scope: Scope, predicate: str, *, end_protected: bool) -> None:
     """Check that nothing of the scope keeps rows which match. Nothing is changed.
 
-    Raises PermissionDeniedError (a legal hold), InvalidInputError (tags and snapshots, unless they are to be ended),
-    and with `end_protected` as DropSnapshot does for its tables.
+    Raises PermissionDeniedError (a legal hold), InvalidInputError (tags and snapshots, unless they are to be ended; a
+    branch or a clone on which the condition cannot be computed), and with `end_protected` as DropSnapshot does for its
+    tables.
     """
     refuse_held(ctx, scope)
     for removed in scope.dropped:
@@ -347,6 +348,8 @@ def refuse_protected(ctx: Context, scope: Scope, predicate: str, *, end_protecte
     names = []
     for table in scope.tables:
         branches = open_branches(ctx, table.location)
+        for branch, dataset in branches.items():
+            _check_condition(ctx, table, branch, dataset, predicate)
         for reference in find_references(ctx, table, predicate, branches):
             kind = "snapshot" if reference.is_snapshot else "tag"
             names.append(f"the {kind} '{reference.tag}' of {name_of(ctx, table.id)} (version {reference.version})")
@@ -357,6 +360,20 @@ def refuse_protected(ctx: Context, scope: Scope, predicate: str, *, end_protecte
             f"These versions have the rows, or had them before, and are kept: {'; '.join(names)}. Nothing was changed. "
             "Delete them first, or say that they end, too (end_protected, --end-protected)."
         )
+
+
+def _check_condition(
+    ctx: Context, table: TableRecord, branch: Branch, dataset: lance.LanceDataset, predicate: str
+) -> None:
+    """Raise InvalidInputError if a condition cannot be planned on a branch: it may have a column under another name."""
+    try:
+        with lance_errors(dataset):
+            dataset.scanner(columns=[], filter=predicate, with_row_id=True).explain_plan()
+    except LanceNamespaceError as error:
+        raise InvalidInputError(
+            f"The condition finds no rows on the branch '{branch.name}' of {name_of(ctx, table.id)}: {error} "
+            "Nothing was changed. Give its columns the same names there, or delete it."
+        ) from error
 
 
 def _check_snapshot_rights(ctx: Context, name: str) -> None:

@@ -16,7 +16,7 @@ from tiltyard.declarations.indexes import Index, parse_indexes
 from tiltyard.declarations.kind import Kind, Target, id_of
 from tiltyard.declarations.tables import is_table
 from tiltyard.model.refusals import RefusedError
-from tiltyard.model.schedules import format_duration, parse_duration
+from tiltyard.model.schedules import format_refresh, parse_refresh
 from tiltyard.model.schemas.arrow_json import from_json
 from tiltyard.model.text.typed_ids import format_id
 from tiltyard.model.text.yaml_text import ContentError, convert_content
@@ -26,8 +26,6 @@ from tiltyard.model.views.plain_views import PlainView
 if TYPE_CHECKING:
     from tiltyard.declarations.catalog_content import CatalogContent
 
-ON_CHANGE = "on change"
-_EVERY = "every "
 _IN_DATABASE = "Its query names tables within the namespace of another request: create it with names from the root on."
 _BY_CODE = "Code computes it, which a file cannot have."
 
@@ -69,7 +67,10 @@ class Views(Kind[View]):
         if (kind is ViewKind.QUERY) != (view.columns is not None):
             raise ContentError(path, "a materialized 'query' has 'columns', the types that it makes; others have none.")
         if view.refresh is not None:
-            refresh = _format_refresh(_parse_refresh(view.refresh, (*path, "refresh")))
+            try:
+                refresh = format_refresh(parse_refresh(view.refresh))
+            except InvalidInputError as error:
+                raise ContentError((*path, "refresh"), str(error)) from error
             view = msgspec.structs.replace(view, refresh=refresh)
         columns = None if view.columns is None else parse_columns(view.columns, (*path, "columns"))
         indexes = parse_indexes(view.indexes, (*path, "indexes"))
@@ -105,7 +106,7 @@ class Views(Kind[View]):
         if declared.materialized is None:
             target.calls.call("CreateView", id=view, query=declared.sql)
             return
-        seconds = None if declared.refresh is None else _parse_refresh(declared.refresh, ())
+        seconds = None if declared.refresh is None else parse_refresh(declared.refresh)
         target.calls.call(
             "CreateMaterializedView",
             id=view,
@@ -114,7 +115,7 @@ class Views(Kind[View]):
             output_schema=_schema_text(declared),
             with_no_data=True,
             auto_refresh=None if seconds is None else True,
-            auto_refresh_interval_seconds=seconds or None,
+            auto_refresh_interval_seconds=seconds,
             columns=[{"name": each, "computed": sql} for each, sql in declared.computed.items()] or None,
             indexes=[_index_fields(each, index) for each, index in declared.indexes.items()] or None,
         )
@@ -148,7 +149,7 @@ def _read_view(description: Mapping[str, Any]) -> View:
         definition.query,
         definition.kind,
         {name: column_content(column) for name, column in made.items()} if definition.kind is ViewKind.QUERY else None,
-        _format_refresh(definition.refresh_seconds) if definition.auto_refresh else None,
+        format_refresh(definition.refresh_seconds) if definition.auto_refresh else None,
         {name: str(column.computed) for name, column in computed.items() if column is not None},
         dict(sorted(map(_read_index, definition.index_requests))),
     )
@@ -177,23 +178,6 @@ def _schema_text(view: View) -> str:
 def _column(content: Any) -> Column:
     column: Column = Column(type=content) if isinstance(content, str) else convert_content(content, Column, ())
     return column
-
-
-def _parse_refresh(text: str, path: Sequence[str | int]) -> float:
-    """Return the seconds between two refreshes, 0 for the server's own pace. Raises ContentError."""
-    words = text.strip().lower()
-    if words == ON_CHANGE:
-        return 0.0
-    try:
-        if words.startswith(_EVERY) and (seconds := parse_duration(words.removeprefix(_EVERY))):
-            return seconds
-    except InvalidInputError:
-        pass  # what is wrong is said below, with both forms
-    raise ContentError(path, f"a refresh is '{ON_CHANGE}', or '{_EVERY}5m', and not '{text[:40]}'.")
-
-
-def _format_refresh(seconds: float) -> str:
-    return f"{_EVERY}{format_duration(seconds)}" if seconds else ON_CHANGE
 
 
 def _sources(view: View) -> set[str]:

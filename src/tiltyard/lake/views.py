@@ -14,7 +14,7 @@ from tiltyard.lake.errors import translate
 from tiltyard.lake.operations.view_parts import Computed, column_entries, index_requests, make_chunker
 from tiltyard.lake.tables.arguments import call_arguments, present
 from tiltyard.lake.tables.table import Table
-from tiltyard.model.schedules import parse_duration
+from tiltyard.model.schedules import parse_refresh
 from tiltyard.model.views.definitions import ViewDefinition, parse_sources
 from tiltyard.pipeline.datasource.spark_types import arrow_schema
 from tiltyard.pipeline.session import isolate_session
@@ -29,28 +29,6 @@ if TYPE_CHECKING:
     from tiltyard.lake.runs import Run
     from tiltyard.lake.session import LakeSession
     from tiltyard.pipeline.functions.call_options import CallOptions
-
-
-ON_CHANGE_SECONDS = 5.0
-"""How often it is looked whether the tables of a view that refreshes on change have another version."""
-
-
-def parse_refresh(text: object) -> float:
-    """Return the interval in seconds in which a view refreshes where its tables have changed.
-
-    Raises InvalidInputError for another text.
-    """
-    words = text.lower().split() if isinstance(text, str) and len(text) <= 40 else []
-    if words == ["on", "change"]:
-        return ON_CHANGE_SECONDS
-    try:
-        if len(words) == 2 and words[0] == "every" and (seconds := parse_duration(words[1])):
-            return seconds
-    except InvalidInputError:
-        pass  # what is wrong is said below, with both forms
-    raise InvalidInputError(
-        f"refresh is {str(text)[:40]!r}: it is 'on change', or 'every' with a time: 'every 30s', 'every 5m'."
-    )
 
 
 class View(Table):

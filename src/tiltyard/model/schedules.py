@@ -30,6 +30,10 @@ MAX_LATE_SECONDS = 60.0
 _UNIT_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?) ?([smhdw]?)")
 _CRON_FIELDS = 5
+ON_CHANGE, ON_CHANGE_SECONDS = "on change", 5.0
+"""How often it is looked whether the tables of a view that refreshes on change have another version."""
+MAX_REFRESH_CHARACTERS = 40
+_EVERY = "every "
 _WORDS = {
     "@hourly": "0 * * * *",
     "@daily": "0 0 * * *",
@@ -101,6 +105,30 @@ def format_duration(seconds: float) -> str:
     whole = [unit for unit, size in _UNIT_SECONDS.items() if unit and seconds % size == 0]
     unit = whole[-1] if whole else "s"
     return f"{seconds / _UNIT_SECONDS[unit]:.12g}{unit}"
+
+
+def parse_refresh(text: object) -> float:
+    """Return the seconds of `every 5m`, or of `on change`: how often it is looked whether a view's tables have changed.
+
+    Raises InvalidInputError for anything else.
+    """
+    words = " ".join(text.lower().split()) if isinstance(text, str) and len(text) <= MAX_REFRESH_CHARACTERS else ""
+    if words == ON_CHANGE:
+        return ON_CHANGE_SECONDS
+    try:
+        if words.startswith(_EVERY) and (seconds := parse_duration(words.removeprefix(_EVERY))):
+            return seconds
+    except InvalidInputError:
+        pass  # what is wrong is said below, with both forms
+    raise InvalidInputError(
+        f"refresh is {str(text)[:MAX_REFRESH_CHARACTERS]!r}: it is '{ON_CHANGE}', or 'every' with a time: 'every 30s', "
+        "'every 5m'."
+    )
+
+
+def format_refresh(seconds: float) -> str:
+    """Return an interval as `parse_refresh` reads it; 0, the server's own pace, is that of `on change`, too."""
+    return ON_CHANGE if seconds in (0, ON_CHANGE_SECONDS) else f"{_EVERY}{format_duration(seconds)}"
 
 
 def find_zone(name: str | None) -> tzinfo:

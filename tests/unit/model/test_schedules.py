@@ -12,7 +12,9 @@ from tiltyard.model.schedules import (
     MAX_LATE_SECONDS,
     Timing,
     format_duration,
+    format_refresh,
     parse_duration,
+    parse_refresh,
     parse_timing,
 )
 
@@ -109,3 +111,14 @@ def test_bad_timings_are_refused_in_one_sentence() -> None:
         with pytest.raises(InvalidInputError) as raised:
             parse_timing(fields.pop("cron"), fields.pop("zone"), fields.pop("every_seconds"), **fields)
         assert sentence in str(raised.value), given
+
+
+def test_refreshes_are_read_as_they_are_written() -> None:
+    read = {"on change": 5.0, " On  CHANGE ": 5.0, "every 5s": 5.0, "every 90s": 90.0, "every 1.5 h": 5400.0}
+    assert {text: parse_refresh(text) for text in read} == read
+    for text in ("on change", "every 90s", "every 5m"):
+        assert format_refresh(parse_refresh(text)) == text
+    assert format_refresh(0.0) == "on change"
+    for wrong in ("sometimes", "every", "every 0s", "every soon", "every 5m 5m", "on change" + " " * 40, None, 5):
+        with pytest.raises(InvalidInputError, match="it is 'on change', or 'every' with a time"):
+            parse_refresh(wrong)

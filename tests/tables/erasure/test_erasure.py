@@ -212,6 +212,16 @@ def test_a_branch_or_a_clone_with_another_name_of_the_column_is_named_and_nothin
     assert lance.dataset(table.location).count_rows("number = 7") == 1
 
 
+def test_a_branch_on_which_another_column_has_the_name_makes_the_outcome_incomplete(catalog: Server) -> None:
+    table = add(catalog, "people", people(0, 20))
+    create_table_branch(catalog.ctx, ask(models.CreateTableBranchRequest, id="people", name="old_names"))
+    for name, other in (("user", "old"), ("phone", "user"), ("old", "phone")):
+        lance.dataset(table.location).alter_columns({"path": name, "name": other})
+    report = erase(catalog, predicate=f"user = {NUMBER}", values_of=["mail"])
+    assert report["outcome"] == "incomplete" and report["tables"][0]["rows"] == 1
+    assert "people: 'user' on the branch 'old_names' (version 1) is not the column" in report["unresolved"][0]
+
+
 def test_a_dropped_table_under_a_hold_is_refused_by_name(catalog: Server) -> None:
     earlier = add(catalog, "people", people(0, 20))
     drop_table(catalog.ctx, ask(models.DropTableRequest, id="people"))

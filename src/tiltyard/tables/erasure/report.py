@@ -13,18 +13,24 @@ from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError
 
 from tiltyard.events.signatures import sign
 from tiltyard.model.branches import MAIN
+from tiltyard.model.columns.lineage import sql_inputs
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.files import LocalFiles
 from tiltyard.store.repository import display_path
 from tiltyard.tables.erasure.byte_search import MAX_SEARCHED_VALUES, digest_of, patterns_of, search_folder
 from tiltyard.tables.erasure.old_versions import unreferenced_files
 from tiltyard.tables.erasure.parked_rows import erase_parked_rows
-from tiltyard.tables.erasure.scope import count_stored, name_of, sources_of
+from tiltyard.tables.erasure.scope import ScopeKind, count_stored, name_of, sources_of
 from tiltyard.tables.upkeep.references import kind_of, open_branches
 from tiltyard.tables.versions.records import stored_versions
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import lance
+
     from tiltyard.context import Context
+    from tiltyard.model.branches import Branch
     from tiltyard.model.jobs import Job
     from tiltyard.store import Erasure, TableRecord
     from tiltyard.tables.erasure.plan import Plan, TableFigures
@@ -74,10 +80,14 @@ class Examination:
         self.unresolved: list[str] = []
         self.searched: list[str] = []
         self.too_short = self.held_by_others = 0
+        self._numbers: Mapping[str, int] = {}
 
     def examine(self, running: Job) -> None:
         """Read the rows of all versions that remain, search all files. Raises JobCanceledError, and Lance's errors."""
         patterns, told = self._patterns(running), [0.0]
+        for table in self.scope.tables:
+            if self.scope.kinds[table.id] is ScopeKind.OWN:
+                self._numbers = self._condition_columns(table)
         for table in self.scope.tables:
             name = name_of(self._ctx, table.id)
             if str(table.id) not in self._plan.tables:
@@ -108,6 +118,12 @@ class Examination:
         self.unresolved += [
             f"{name} was made from these tables, as lineage has it: look at it by hand." for name in self.scope.derived
         ]
+
+    def _condition_columns(self, table: TableRecord) -> Mapping[str, int]:
+        """Return the columns that the condition reads, each with the number that it has in all versions and clones."""
+        latest = open_branches(self._ctx, table.location).get(MAIN)
+        numbers = {} if latest is None else _numbers_of(latest)
+        return {each.column: numbers[each.column] for each in sql_inputs(self._plan.predicate, list(numbers))}
 
     def _patterns(self, running: Job) -> list[tuple[bytes, str]]:
         """Return what is searched for: the values, but for those that are too short, or that other rows have, too."""
@@ -151,6 +167,8 @@ class Examination:
                     with lance_errors(dataset):
                         checked_out = dataset.checkout_version((branch.lance_name, version))
                         seen.rows_left += count_stored(checked_out, self._plan.predicate, None)
+                    if self.scope.kinds[table.id] is not ScopeKind.DERIVED:
+                        self._compare_columns(name, branch, checked_out)
                 except (InvalidInputError, TableColumnNotFoundError) as error:
                     self.unresolved.append(f"{name}: the condition cannot be computed on version {version}: {error}")
                 seen.versions_read += 1
@@ -158,6 +176,15 @@ class Examination:
             self.unresolved.append(
                 f"{name} has rows that match, in versions that came since or that were kept: erase again."
             )
+
+    def _compare_columns(self, name: str, branch: Branch, version: lance.LanceDataset) -> None:
+        """Note a column of the condition that is another one in a version: it has the name, not the rows' values."""
+        for column, number in _numbers_of(version).items():
+            if self._numbers.get(column, number) != number:
+                self.unresolved.append(
+                    f"{name}: '{column}' on the branch '{branch.name}' (version {version.version}) is not the column "
+                    "that the condition is about, which had another name or type there: look at it by hand."
+                )
 
     def _search_disk_cache(self, patterns: list[tuple[bytes, str]]) -> None:
         """Search the copies of tables that the processes of this machine have on its disk."""
@@ -252,3 +279,7 @@ def is_signed(ctx: Context, erasure: Erasure) -> bool:
         return False
     expected = sign_report(ctx, erasure.id, erasure.ended_at, erasure.report)
     return hmac.compare_digest(expected, erasure.signature)
+
+
+def _numbers_of(dataset: lance.LanceDataset) -> dict[str, int]:
+    return {field.name(): field.id() for field in dataset.lance_schema.fields()}

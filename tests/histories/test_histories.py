@@ -31,27 +31,30 @@ CLIENTS = 6
 PUBLISHERS = 4
 SECONDS = float(os.environ.get("HISTORY_SECONDS", "3"))
 MAX_ROUND_SECONDS = 20.0
-"""A longer run has several histories, each on objects of its own: what porcupine looks through grows fast."""
+"""A longer run has several histories, a test each: what porcupine looks through grows fast."""
+ROUNDS = max(1, round(SECONDS / MAX_ROUND_SECONDS))
+ROUND_SECONDS = SECONDS / ROUNDS
 KINDS = {"rows", "keyed", "name", "tag", "versions", "grant", "key"}
 
 Published: TypeAlias = "Mapping[str, list[Transaction]]"
 log = logging.getLogger(__name__)
 
 
-@pytest.mark.timeout(300 + 3 * SECONDS)
-def test_servers_under_faults_answer_as_one_and_isolate_publications(installed: Installed, checker: Path) -> None:
+@pytest.mark.timeout(300 + 3 * ROUND_SECONDS)
+@pytest.mark.parametrize("number", range(ROUNDS))
+def test_servers_under_faults_answer_as_one_and_isolate_publications(
+    installed: Installed, checker: Path, number: int
+) -> None:
     seed = random.SystemRandom().randrange(1 << 30)
-    rounds = max(1, round(SECONDS / MAX_ROUND_SECONDS))
-    for number in range(rounds):
-        made = Objects(f"r{number}")
-        lists = [_lists(made, isolation, installed) for isolation in Isolation]
-        published, final = _run_clients(installed, made, lists, SECONDS / rounds, seed + number)
-        _check_order(checker, made.history, seed + number)
-        for each in lists:
-            outcomes = Counter(entry.outcome.value for entry in published[each.isolation] if entry.appends)
-            log.info("%s: %s", each.isolation, dict(outcomes))
-            wrong = judge_publications(each, published[each.isolation], final[each.isolation])
-            assert not wrong, f"seed {seed + number}, {each.isolation}: {dict(wrong)}"
+    made = Objects(f"r{number}")
+    lists = [_lists(made, isolation, installed) for isolation in Isolation]
+    published, final = _run_clients(installed, made, lists, seed)
+    _check_order(checker, made.history, seed)
+    for each in lists:
+        outcomes = Counter(entry.outcome.value for entry in published[each.isolation] if entry.appends)
+        log.info("%s: %s", each.isolation, dict(outcomes))
+        wrong = judge_publications(each, published[each.isolation], final[each.isolation])
+        assert not wrong, f"seed {seed}, {each.isolation}: {dict(wrong)}"
 
 
 def _lists(made: Objects, isolation: str, installed: Installed) -> Lists:
@@ -60,7 +63,7 @@ def _lists(made: Objects, isolation: str, installed: Installed) -> Lists:
 
 
 def _run_clients(
-    installed: Installed, made: Objects, every: Sequence[Lists], seconds: float, seed: int
+    installed: Installed, made: Objects, every: Sequence[Lists], seed: int
 ) -> tuple[Published, Mapping[str, Mapping[str, Sequence[int]]]]:
     """Let clients call and publish under faults; return what was published, and the lists in the end."""
     ended, published = threading.Event(), {lists.isolation: list[Transaction]() for lists in every}
@@ -75,7 +78,7 @@ def _run_clients(
         stack.callback(ended.set)
         working = [threads.submit(_call, client, ended, seed) for client in clients[:CLIENTS]]
         working += [threads.submit(_publish, client, every, published, ended, seed) for client in clients[CLIENTS:]]
-        Disturber(installed.servers, installed.storage).disturb(random.Random(seed), seconds)
+        Disturber(installed.servers, installed.storage).disturb(random.Random(seed), ROUND_SECONDS)
         ended.set()
         for each in working:
             each.result()

@@ -53,7 +53,7 @@ WORKER_MODULES = (
 STARTERS: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
     "servers": (SERVER_MODULES, {}),
     "workers": (WORKER_MODULES, {"PYTHONHASHSEED": "0"}),  # as Spark sets it
-    "sweeps": ((*SERVER_MODULES, "tests.faults.sweep.operations"), {}),
+    "sweeps": ((*SERVER_MODULES, "tests.faults.sweep.operations", "pyspark.sql"), {}),
 }
 """What each starter imports, and the variables that it has besides ours."""
 SHARED_FOLDER = "TEST_STARTERS"  # no setting of Tiltyard, which has a list of those

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,17 +36,24 @@ servers, clusters and commands, which tests start, too, compile as they do for u
 numbers = itertools.count(1)
 
 
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """Start the session; its Python workers are forked, and can import the tests' own functions."""
+@contextmanager
+def start_session(master: str = "local[2]") -> Iterator[SparkSession]:
+    """Start a session whose Python workers are forked, and can import the tests' own functions."""
     make_archive()
     paths = [str(HOME), str(HOME / "src"), os.environ.get("PYTHONPATH", "")]
     with pytest.MonkeyPatch.context() as patch, forking_python() as python:
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
         patch.setenv("PYSPARK_PYTHON", str(python))
-        session = spark_session("local[2]", config=CONF)
+        session = spark_session(master, config=CONF)
         yield session
         session.stop()
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """Start the session."""
+    with start_session() as session:
+        yield session
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ from tiltyard.model.columns.blob_columns import check_no_blobs
 from tiltyard.pipeline.sources.filesystem import is_remote, local_path
 from tiltyard.runtime.cache import cached
 from tiltyard.runtime.durability import Durability
+from tiltyard.runtime.failpoints import Point, reach
 
 if TYPE_CHECKING:
     import lance_namespace
@@ -144,6 +145,7 @@ class TableLocation:
         durable already. So what a task returns can be committed, also by a run that goes on after a loss of power.
         Raises BrokenFileError, OSError.
         """
+        reach(Point.WRITE)  # Lance has written files, which Python has not seen, and nothing names them yet
         if not is_remote(self.uri):
             folder = str(local_path(self.uri))
             _disks().make_durable((f"{folder}/{file}" for file in files), folder.rpartition("/")[0])

@@ -7,8 +7,8 @@ in Python), `unavailable` (a ServiceUnavailableError) and `hold` (wait while the
 chooses the moment, and a fault triggers once, also if the process is restarted. A number in the file is how often its
 point is passed before; the place of the fault is then written to `<file>.reached`. `note` appends places to its file.
 
-The point `write` is every write to a database or a disk: what the store and object stores do passes `reach`, and what
-Python does to files is seen by an audit hook, which only a process with that point has.
+The point `write` is every write to a database or a disk: what the store, object stores and Lance do passes `reach`, and
+what Python does to files is seen by an audit hook, which only a process with that point has.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from lance_namespace.errors import ServiceUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,6 +103,8 @@ class Fault:
         if self.action is Action.PANIC:
             raise PanicException(f"a panic at {point}")
         if self.action is Action.UNAVAILABLE:
+            from lance_namespace.errors import ServiceUnavailableError  # noqa: PLC0415  # not for tasks: it takes a second
+
             raise ServiceUnavailableError(f"A fault at {point}.")
         os.kill(os.getpid(), signal.SIGKILL)
 

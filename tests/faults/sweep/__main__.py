@@ -14,8 +14,11 @@ from pathlib import Path
 
 from tests.faults.sweep.operations import OPERATIONS
 from tests.faults.sweep.places import reached_places, record, write_places
+from tests.faults.sweep.spark import SharedSpark
+from tests.faults.sweep.spark_jobs import SPARK_JOBS
 from tests.faults.sweep.sweep import Databases, Sweep, sweep, thinned
 from tests.services.postgres import postgres_server
+from tests.spark.conftest import start_session
 
 
 def main() -> int:
@@ -29,9 +32,13 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory(prefix="sweep-") as folder,
         postgres_server() if options.postgres else nullcontext() as postgres,
+        start_session("local[1]") if SPARK_JOBS.keys() & set(names) else nullcontext() as session,
     ):
-        databases = Databases(postgres)
-        sweeps = [_report(sweep(name, Path(folder) / name, databases, thinned(options.every))) for name in names]
+        databases, spark = Databases(postgres), None
+        if session is not None:
+            session.sparkContext.setLogLevel("OFF")  # it misses the drivers that were killed
+            spark = SharedSpark(session)
+        sweeps = [_report(sweep(name, Path(folder) / name, databases, thinned(options.every), spark)) for name in names]
     reached = reached_places(kill for each in sweeps for kill in each.kills) & write_places()
     if options.record:
         record(reached)

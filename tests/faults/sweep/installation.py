@@ -20,6 +20,9 @@ from tiltyard.bootstrap import open_services, register_operations
 from tiltyard.config import load_settings
 from tiltyard.context import Context
 from tiltyard.model.principals import SERVER
+from tiltyard.tables.opening import find_table
+from tiltyard.tables.upkeep.garbage import CollectOptions, collect
+from tiltyard.worker import Worker
 
 MOUNT = "theirs"
 
@@ -49,16 +52,16 @@ class Installation:
         }
 
     @contextmanager
-    def namespace(self) -> Iterator[tiltyard.Namespace]:
-        """Open the catalog in this process, without workers."""
-        with tiltyard.Namespace(jobs=0, **self.settings) as opened:
+    def namespace(self, **settings: Any) -> Iterator[tiltyard.Namespace]:
+        """Open the catalog in this process, without workers, with further settings."""
+        with tiltyard.Namespace(jobs=0, **{**self.settings, **settings}) as opened:
             yield opened
 
     @contextmanager
-    def context(self) -> Iterator[Context]:
-        """Open the catalog as a server's own threads have it."""
+    def context(self, **settings: Any) -> Iterator[Context]:
+        """Open the catalog as a server's own threads have it, with further settings."""
         register_operations()
-        services = open_services(load_settings(self.settings))
+        services = open_services(load_settings({**self.settings, **settings}))
         try:
             yield Context(services, "sweep", principal=SERVER)
         finally:
@@ -81,10 +84,14 @@ class Installation:
         self.sql("UPDATE schedules SET rests_until = 0")
         self.sql("UPDATE upkeep SET due_at = 0, rests_until = 0")
 
-    def ids(self, name: str) -> list[int]:
-        """Return the ids in a table of the root namespace, by its files alone."""
+    def location(self, name: str) -> str:
+        """Return where a table is."""
         [(location,)] = self.sql(f"SELECT location FROM tables WHERE name = '{name}'")
-        ids: list[int] = sorted(lance.dataset(location).to_table()["id"].to_pylist())
+        return str(location)
+
+    def ids(self, name: str) -> list[int]:
+        """Return the ids in a table, by its files alone."""
+        ids: list[int] = sorted(lance.dataset(self.location(name)).to_table()["id"].to_pylist())
         return ids
 
     def save(self, place: Path) -> None:
@@ -106,3 +113,39 @@ def create_table(namespace: tiltyard.Namespace, path: list[str], *ids: int) -> N
 
 def insert(namespace: tiltyard.Namespace, path: list[str], *ids: int) -> None:
     namespace.call("InsertIntoTable", {"id": path}, stream(rows(*ids)))
+
+
+def work_off(namespace: tiltyard.Namespace) -> None:
+    """Run what is queued for workers."""
+    worker = Worker(namespace._services, 0)
+    while worker.run_one():
+        pass
+
+
+def unneeded_files(location: str) -> Iterator[str]:
+    """Iterate over the files of a table that none of its versions needs, as Lance tells them."""
+    folder, dataset, needed = Path(location), lance.dataset(location), set[str]()
+    versions = [dataset.checkout_version(entry["version"]) for entry in dataset.versions()]
+    for version in versions:
+        for fragment in version.get_fragments():
+            needed |= {f"data/{file.path}" for file in fragment.data_files()}
+            needed |= {fragment.deletion_file() or ""}
+        needed |= {f"_indices/{part.uuid}" for index in version.describe_indices() for part in index.segments}
+    for file in folder.rglob("*"):
+        path = file.relative_to(folder)
+        unit = "/".join(path.parts[:2])
+        if file.is_file() and unit not in needed and path.parts[0] not in ("_versions", "_transactions"):
+            yield str(path)
+    for pattern in ("_versions/*.manifest", "_transactions/*"):
+        if (count := len(list(folder.glob(pattern)))) > len(versions):
+            yield f"{count} files {pattern} of {len(versions)} versions"
+
+
+def check_collected(installation: Installation, name: str) -> None:
+    """Check that a collection leaves of a table what its versions need, all of that, and nothing else."""
+    location = installation.location(name)
+    before = lance.dataset(location).count_rows()
+    with installation.context(gc_safety_days=0.0) as ctx:
+        collect(ctx, find_table(ctx, [name]), CollectOptions())
+    assert not (unneeded := list(unneeded_files(location))), unneeded
+    assert lance.dataset(location).to_table().num_rows == before

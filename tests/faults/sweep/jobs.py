@@ -13,14 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import tiltyard
-from tests.faults.sweep.installation import Installation, create_table, rows
-from tests.faults.sweep.operation import SweptOperation
+from tests.faults.sweep.installation import Installation, check_collected, create_table, insert, rows
+from tests.faults.sweep.operation import Begin, SweptOperation
 from tiltyard.pipeline.catalog_client import CatalogConnection, connection
 from tiltyard.pipeline.driver.catalog_run import CatalogRun, claim_job, drive_job, new_owner, submit_job
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.session import LazySession
 
-Check = Callable[[list[dict[str, Any]]], None]
+Content = list[dict[str, Any]]
+Check = Callable[[lance.LanceDataset], None]
 
 
 def start_no_session() -> NoReturn:
@@ -43,34 +44,53 @@ def catalog_of(installation: Installation) -> CatalogConnection:
     return connection(str(installation.root), {"db": installation.url})
 
 
-def drive(installation: Installation, begin: Callable[[], None] = lambda: None) -> None:
-    """Drive the queued job to its end."""
-    catalog, owner = catalog_of(installation), new_owner()
+def drive(installation: Installation, begin: Begin = lambda: None, session: LazySession | None = None) -> None:
+    """Drive the queued job to its end, without Spark if there is no session."""
+    catalog, owner, spark = catalog_of(installation), new_owner(), session or LazySession(start_no_session)
     calls = catalog.caller()
     job = claim_job(calls, (installation.folder / "job").read_text(), owner)
     run = CatalogRun(calls, job, owner)
     begin()
-    assert drive_job(run, lambda: job.execute(run, catalog, LazySession(start_no_session))) is not None
+    assert drive_job(run, lambda: job.execute(run, catalog, spark)) is not None
 
 
-def finish(table: str, version: int, expected: list[dict[str, Any]]) -> Callable[[Installation], None]:
-    """Return what has another driver take the job over, and checks the table: committed whole or not, and once."""
+def find_status(installation: Installation) -> str:
+    """Return the status of the job."""
+    number = (installation.folder / "job").read_text()
+    [(status,)] = installation.sql(f"SELECT status FROM transactions WHERE id = '{number}'")
+    return str(status)
+
+
+def finish(
+    table: str, expected: Content, check: Check = lambda _: None, drive: Callable[[Installation], None] = drive
+) -> Callable[[Installation], None]:
+    """Return what has another driver take the job over, and checks that the table is as if there had been no kill.
+
+    Then a collection removes all files but those that versions need.
+    """
 
     def run(installation: Installation) -> None:
         installation.expire_leases()
-        number = (installation.folder / "job").read_text()
-        [(status,)] = installation.sql(f"SELECT status FROM transactions WHERE id = '{number}'")
-        if status != "Succeeded":
+        if find_status(installation) != "Succeeded":
             drive(installation)
-        assert installation.sql(f"SELECT status FROM transactions WHERE id = '{number}'") == [("Succeeded",)]
-        [(location,)] = installation.sql(f"SELECT location FROM tables WHERE name = '{table}'")
+        assert find_status(installation) == "Succeeded"
         with installation.namespace() as namespace:
             assert namespace.count_table_rows({"id": [table]}).count == len(expected)
-        dataset = lance.dataset(location)
-        assert dataset.to_table().select(list(expected[0])).sort_by("id").to_pylist() == expected
-        assert dataset.version == version, dataset.version
+        dataset = lance.dataset(installation.location(table))
+        assert dataset.to_table(columns=list(expected[0])).sort_by("id").to_pylist() == expected
+        check(dataset)
+        check_collected(installation, table)
 
     return run
+
+
+def of_version(version: int) -> Check:
+    """Return the check that a table was committed once since it was prepared."""
+
+    def check(dataset: lance.LanceDataset) -> None:
+        assert dataset.version == version, dataset.version
+
+    return check
 
 
 def write_source(installation: Installation, source: pa.Table) -> str:
@@ -90,13 +110,39 @@ def make_upsert(installation: Installation, namespace: tiltyard.Namespace) -> Ma
     return {"source": write_source(installation, source), "table": "t", "on": ["id"]}
 
 
-def row(number: int, value: int = 0) -> dict[str, int]:
+def make_stream(installation: Installation, _: tiltyard.Namespace) -> Mapping[str, object]:
+    """A stream of three files, a batch each; a row of the last does not fit."""
+    folder = installation.folder / "landing"
+    folder.mkdir()
+    for number, lines in enumerate(
+        (b'{"id": 1}\n{"id": 2}\n', b'{"id": 2, "value": 7}\n', b'{"id": 3}\n{"id": "x"}\n')
+    ):
+        (folder / f"{number}.jsonl").write_bytes(lines)
+    options = {"on": ["id"], "batch_rows": 2, "available_now": True, "rejects": str(installation.folder / "rejects")}
+    return {"source": str(folder), "table": "t", **options}
+
+
+def finish_stream(installation: Installation) -> None:
+    """Each row is there by its key, and each rejected one is in a file, once."""
+    finish("t", [row(1, None), row(2, 7), row(3, None)])(installation)
+    rejects = [line for file in (installation.folder / "rejects").iterdir() for line in file.read_text().splitlines()]
+    assert len(rejects) == 1, rejects
+
+
+def make_delete(_: Installation, namespace: tiltyard.Namespace) -> Mapping[str, object]:
+    create_table(namespace, ["t"], 1, 2)
+    insert(namespace, ["t"], 3, 4)
+    return {"table": "t", "filter": "id > 1 AND id < 4"}
+
+
+def row(number: int, value: int | None = 0) -> dict[str, int | None]:
     return {"id": number, "value": value}
 
 
+INGESTED, UPSERTED = [row(each) for each in (1, 2, 3)], [row(1), row(2, 7), row(3, 7)]
 JOBS: dict[str, SweptOperation] = {
-    "job-ingest": SweptOperation(
-        prepare("ingest", make_ingest), drive, finish("t", 2, [row(number) for number in (1, 2, 3)])
-    ),
-    "job-upsert": SweptOperation(prepare("upsert", make_upsert), drive, finish("t", 2, [row(1), row(2, 7), row(3, 7)])),
+    "job-ingest": SweptOperation(prepare("ingest", make_ingest), drive, finish("t", INGESTED, of_version(2))),
+    "job-upsert": SweptOperation(prepare("upsert", make_upsert), drive, finish("t", UPSERTED, of_version(2))),
+    "job-delete": SweptOperation(prepare("delete", make_delete), drive, finish("t", [row(1), row(4)], of_version(3))),
+    "job-stream": SweptOperation(prepare("stream", make_stream), drive, finish_stream),
 }

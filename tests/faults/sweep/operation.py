@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from tests.faults.sweep.installation import Installation
 
+Begin = Callable[[], None]
+
 
 @dataclass(frozen=True)
 class SweptOperation:
@@ -18,5 +20,7 @@ class SweptOperation:
     """
 
     prepare: Callable[[Installation], None]
-    run: Callable[[Installation, Callable[[], None]], None]
+    run: Callable[[Installation, Begin], None]
     finish: Callable[[Installation], None]
+    in_tasks: bool = False
+    """Whether the writes are those of Spark's Python workers, of which one is killed: their driver goes on."""

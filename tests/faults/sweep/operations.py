@@ -19,9 +19,12 @@ from lance_namespace.errors import (
 )
 
 import tiltyard
-from tests.faults.sweep.installation import MOUNT, Installation, create_table, insert
+from tests.faults.sweep.event_delivery import EVENTS
+from tests.faults.sweep.installation import MOUNT, Installation, create_table, insert, work_off
 from tests.faults.sweep.jobs import JOBS
-from tests.faults.sweep.operation import SweptOperation
+from tests.faults.sweep.operation import Begin, SweptOperation
+from tests.faults.sweep.removals import REMOVALS
+from tests.faults.sweep.spark_jobs import SPARK_JOBS
 from tests.services.wire import stream
 from tests.store.test_earlier_catalogs import LATEST, check_access, check_entries, check_rows, make_catalog
 from tiltyard.catalog.functions.secrets import read_secret_value
@@ -37,7 +40,6 @@ from tiltyard.store import database_exists, is_empty_database
 from tiltyard.tables.versions.snapshots import sweep_snapshots
 from tiltyard.worker import Worker
 
-Begin = Callable[[], None]
 TABLES = [["t"], ["u"]]
 
 
@@ -50,8 +52,7 @@ def command(*arguments: str) -> str:
 
 def tags(installation: Installation, name: str) -> set[str]:
     """Return the tags of a table, by their files."""
-    [(location,)] = installation.sql(f"SELECT location FROM tables WHERE name = '{name}'")
-    return set(lance.dataset(location).tags.list())
+    return set(lance.dataset(installation.location(name)).tags.list())
 
 
 # Snapshots
@@ -127,6 +128,37 @@ def finish_restored_snapshot(installation: Installation) -> None:
     lake.at("kept").restore()
     assert [installation.ids(name) for name in "tu"] == [[1], [1]]
     assert [lake.table(name).version for name in "tu"] in ([3, 3], [4, 4])
+
+
+# Training sets
+
+SPLITS = {"train": 0.5, "test": 0.5}
+
+
+def prepare_training_set(installation: Installation) -> None:
+    with installation.namespace() as namespace:
+        create_table(namespace, ["t"], *range(100))
+
+
+def make_training_set(installation: Installation, begin: Begin) -> None:
+    lake = lake_of(installation)
+    begin()
+    lake.training_set("s", "t", splits=SPLITS, by="id")
+
+
+def finish_training_set(installation: Installation) -> None:
+    """There is a whole set or none; made again, also of a table that has changed, it is one of a version alone."""
+    lake = lake_of(installation)
+    for found in lake.training_sets():
+        assert found.verify() == found.digest
+    lake.table("t").ingest(pa.table({"id": [100], "value": [0]}), mode="append")
+    made = lake.training_set("s", "t", splits=SPLITS, by="id")
+    assert made.verify() == made.digest
+    assert sum(made.splits.values()) in (100, 101)
+    made.drop()
+    assert installation.sql("SELECT name FROM tables") == [("t",)]
+    assert tags(installation, "t") == set()
+    assert lake.training_sets() == []
 
 
 # Moves between catalogs
@@ -398,9 +430,7 @@ def prepare_upkeep(installation: Installation) -> None:
     with installation.namespace() as namespace:
         create_table(namespace, ["t"], *range(200))
         namespace.call("CreateTableScalarIndex", {"id": ["t"], "column": "id", "index_type": "BTREE"})
-        worker = Worker(namespace._services, 0)
-        while worker.run_one():
-            pass
+        work_off(namespace)
         for start in range(200, BASE_IDS, 5):
             insert(namespace, ["t"], *range(start, start + 5))
 
@@ -491,6 +521,7 @@ OPERATIONS: dict[str, SweptOperation] = {
     "snapshot-create": SweptOperation(prepare_snapshots, create_snapshot, finish_created_snapshot),
     "snapshot-drop": SweptOperation(prepare_snapshots, drop_snapshot, finish_dropped_snapshot),
     "snapshot-restore": SweptOperation(prepare_snapshots, restore_snapshot, finish_restored_snapshot),
+    "training-set": SweptOperation(prepare_training_set, make_training_set, finish_training_set),
     "import": SweptOperation(prepare_import, move_table(THEIRS, OURS), finish_move(THEIRS, OURS)),
     "export": SweptOperation(prepare_export, move_table(OURS, THEIRS), finish_move(OURS, THEIRS)),
     "backup": SweptOperation(prepare_backup, take_backup, finish_backup),
@@ -501,5 +532,8 @@ OPERATIONS: dict[str, SweptOperation] = {
     "mirror": SweptOperation(prepare_mirror, sync_mirror, finish_mirror),
     "upkeep": SweptOperation(prepare_upkeep, run_upkeep, finish_upkeep),
     "schedules": SweptOperation(prepare_schedules, queue_jobs, finish_schedules),
+    **REMOVALS,
+    **EVENTS,
     **JOBS,
+    **SPARK_JOBS,
 }

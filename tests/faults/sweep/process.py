@@ -3,7 +3,7 @@
     python -m tests.faults.sweep.process OPERATION STEP FOLDER DATABASE [NUMBER]
 
 `run` is killed before the write of this number, or once all is done if there are no more; without a number its writes
-are noted in `<FOLDER>.armed`.
+are noted in `<FOLDER>.armed`. Where the writes are those of tasks, it is killed once all is done.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tests.faults.sweep.installation import Installation
 from tests.faults.sweep.operations import OPERATIONS
+from tests.faults.sweep.spark import TASK_FAULT
 from tiltyard.runtime import failpoints
 
 
@@ -28,7 +29,11 @@ def main(name: str, step: str, folder: str, url: str, number: str = "") -> None:
     def begin() -> None:
         action = failpoints.Action.KILL if number else failpoints.Action.NOTE
         armed.write_text(number)
-        failpoints.arm(f"{failpoints.Point.WRITE}={action}@{armed}")
+        fault = f"{failpoints.Point.WRITE}={action}@{armed}"
+        if operation.in_tasks:
+            os.environ[TASK_FAULT] = fault
+        else:
+            failpoints.arm(fault)
 
     operation.run(installation, begin)
     if number:

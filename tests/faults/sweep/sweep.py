@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from zlib import crc32
 
 from tests.faults.sweep.installation import Installation
+from tests.faults.sweep.spark import SharedSpark
 from tests.services.forked_process import run_tiltyard
 from tests.services.postgres import PostgresServer
 
 MODULE = "tests.faults.sweep.process"
+HERE = Path(__file__).parent
 
 
 @dataclass
@@ -39,6 +43,12 @@ Choice = Callable[[Sequence[str]], Iterable[int]]
 def thinned(every: int) -> Choice:
     """Return the choice of each N-th write; of all, and of the end after them, for 1."""
     return lambda writes: range(every - 1, len(writes) + 1, every)
+
+
+def of_commit(names: Iterable[str], count: int) -> list[str]:
+    """Return some names, for each commit others: of a test that would take too long for all of them in each run."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, check=False).stdout
+    return sorted(names, key=lambda name: crc32(name.encode() + commit))[:count]
 
 
 class Databases:
@@ -68,37 +78,44 @@ def sweep(
     folder: Path,
     databases: Databases,
     choose: Choice,
+    spark: SharedSpark | None = None,
 ) -> Sweep:
-    """Kill an operation at its writes, and finish it after each kill. `folder` is a new one."""
+    """Kill an operation at its writes, and finish it after each kill. `folder` is a new one.
+
+    Jobs on Spark need `spark`.
+    """
     done, work, saved = Sweep(name), folder / "work", folder / "saved"
+    environ = {} if spark is None else spark.environ
     work.mkdir(parents=True)
     url = databases.new_url(work)
-    _run(name, "prepare", work, url)
+    _run(name, "prepare", work, url, environ)
     Installation(work, url).save(saved)
     with databases.copy(url) as copied:
-        _run(name, "run", work, copied)
+        _run(name, "run", work, copied, environ)
         done.writes = (folder / "work.armed").read_text().splitlines()
-        _finish(done, work, copied, "no kill")
+        _finish(done, work, copied, "no kill", environ)
     for number in choose(done.writes):
         Installation(work, url).put_back(saved)
         with databases.copy(url) as copied:
-            place = _kill(name, work, copied, number)
+            place = _kill(name, work, copied, number, environ)
             done.kills.append(place)
-            _finish(done, work, copied, f"a kill at write {number}, {place}")
+            _finish(done, work, copied, f"a kill at write {number}, {place}", environ)
+        if spark is not None:
+            spark.stop_tasks()
     return done
 
 
-def _run(name: str, step: str, folder: Path, url: str) -> None:
-    done = run_tiltyard(name, step, str(folder), url, module=MODULE, starter="sweeps")
+def _run(name: str, step: str, folder: Path, url: str, environ: Mapping[str, str]) -> None:
+    done = run_tiltyard(name, step, str(folder), url, module=MODULE, starter="sweeps", **environ)
     if done.returncode:
         raise RuntimeError(f"{step} of {name} has failed: {done.stderr[-4000:]}")
 
 
-def _kill(name: str, folder: Path, url: str, number: int) -> str:
+def _kill(name: str, folder: Path, url: str, number: int, environ: Mapping[str, str]) -> str:
     """Run an operation until it is killed; return where that was."""
     armed, reached = Path(f"{folder}.armed"), Path(f"{folder}.armed.reached")
     reached.unlink(missing_ok=True)
-    done = run_tiltyard(name, "run", str(folder), url, str(number), module=MODULE, starter="sweeps")
+    done = run_tiltyard(name, "run", str(folder), url, str(number), module=MODULE, starter="sweeps", **environ)
     if done.returncode != -signal.SIGKILL:
         raise RuntimeError(f"{name} was not killed at write {number}: {done.stderr[-4000:]}")
     if armed.exists():
@@ -107,7 +124,7 @@ def _kill(name: str, folder: Path, url: str, number: int) -> str:
     return reached.read_text()
 
 
-def _finish(done: Sweep, folder: Path, url: str, when: str) -> None:
-    ended = run_tiltyard(done.name, "finish", str(folder), url, module=MODULE, starter="sweeps")
+def _finish(done: Sweep, folder: Path, url: str, when: str, environ: Mapping[str, str]) -> None:
+    ended = run_tiltyard(done.name, "finish", str(folder), url, module=MODULE, starter="sweeps", **environ)
     if ended.returncode:
         done.complaints.append(f"after {when}:\n{ended.stderr[-3000:]}")

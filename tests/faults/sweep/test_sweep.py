@@ -1,4 +1,7 @@
-"""Operations that are killed at a sample of their writes. `python -m tests.faults.sweep` kills them at all."""
+"""Operations that are killed at a sample of their writes. `python -m tests.faults.sweep` kills them at all.
+
+Those on Spark are in `tests/spark/test_sweeps.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,14 @@ import pytest
 
 from tests.faults.sweep.operations import OPERATIONS
 from tests.faults.sweep.places import NOT_SWEPT, REACHED, UNREACHED, read_places, write_places
-from tests.faults.sweep.sweep import Databases, sweep
+from tests.faults.sweep.spark_jobs import SPARK_JOBS
+from tests.faults.sweep.sweep import Databases, of_commit, sweep
 from tests.services.postgres import postgres_server
 
 ALWAYS = ("snapshot-drop", "key-rotation")
 KILLS = 2
+OFTEN = of_commit(OPERATIONS.keys() - SPARK_JOBS.keys() - {*ALWAYS}, 8)
+"""Those of `make test-all`, which would take minutes for all."""
 
 
 def spread(writes: Sequence[str]) -> range:
@@ -28,10 +34,7 @@ def check(name: str, folder: Path, databases: Databases) -> None:
     assert not done.complaints, "\n".join(done.complaints)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name in ALWAYS else pytest.mark.extended) for name in OPERATIONS],
-)
+@pytest.mark.parametrize("name", [*ALWAYS, *(pytest.param(name, marks=pytest.mark.extended) for name in OFTEN)])
 def test_operation_killed_at_some_of_its_writes_keeps_its_promise(name: str, tmp_path: Path) -> None:
     check(name, tmp_path, Databases())
 

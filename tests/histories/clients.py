@@ -70,6 +70,11 @@ class Client:
         configuration = generated.Configuration(host=run.url, api_key={"ApiKeyAuth": key}, retries=False)
         self._tables = TableApi(generated.ApiClient(configuration))
 
+    def keepers_of(self, name: str) -> tuple[str, ...]:
+        """Return which servers keep a table, as this client's server knows."""
+        response = self._http.post(f"/tiltyard/v1/table/{self._objects.namespace}${name}/servers", json={})
+        return tuple(response.raise_for_status().json()["servers"])
+
     def close(self) -> None:
         """End its connections."""
         for http in (self._http, self._granted, self._stranger):

@@ -12,11 +12,12 @@ import pytest
 
 from tests.faults.conftest import objects, postgres
 from tests.histories.history import build_checker, is_installed
+from tests.services.ports import reserve_two_ports
 from tests.services.postgres import PostgresServer
 from tests.services.proxy import Proxy
 from tests.services.s3 import CREDENTIALS, S3Server
 from tests.services.secured import make_keys
-from tests.services.server import ServerProcess
+from tests.services.server import LOOPBACK, ServerProcess
 from tests.services.skewed_clock import SkewedServer
 
 __all__ = ["objects", "postgres"]
@@ -32,11 +33,15 @@ def checker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """Servers of one catalog, who has which key, and what is in the way of the object store, if there is one."""
+    """Servers of one catalog, who has which key, and what is in the way of the object store, if there is one.
+
+    With `shares` they share out tables: two of them keep one, and others forward queries of it.
+    """
 
     servers: Sequence[ServerProcess]
     keys: Mapping[str, str] = field(repr=False)
     storage: Proxy | None = None
+    shares: bool = False
 
 
 @pytest.fixture(params=["processes", "servers", "lossy S3"])
@@ -57,9 +62,12 @@ def installed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Instal
         root, environ = (tmp_path / "root", RUNNING) if storage is None else (storage.root, storage.environ)
         keys, servers = make_keys(db, "administrator", "ann"), list[SkewedServer]()
         for _ in range(3 if storage is None else 2):
-            servers.append(SkewedServer(0, root, "--auth", "--db", db, environ=environ))
+            port, _reserved = reserve_two_ports(LOOPBACK)
+            url = {"TILTYARD_SERVER_URL": f"http://{LOOPBACK}:{port}"} if storage is None else {}
+            flags = "--auth", "--db", db, "--port", str(port)
+            servers.append(SkewedServer(0, root, *flags, environ={**environ, **url}))
             stack.callback(servers[-1].kill)
-        yield Installed(servers, keys, storage and storage.proxy)
+        yield Installed(servers, keys, storage and storage.proxy, storage is None)
 
 
 @dataclass(frozen=True, slots=True)

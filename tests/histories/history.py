@@ -15,6 +15,7 @@ import httpx
 
 CHECKER = Path(__file__).parent / "porcupine"
 OK, ILLEGAL = "Ok", "Illegal"
+FORWARDED = "x-tiltyard-server"
 DONE, REFUSED = "done", "refused"
 READS = ("get", "has", "list", "read")
 
@@ -39,6 +40,8 @@ class History:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
+        self.forwarded = 0
+        """How many were answered by another server than the one that was asked."""
         self._lock = threading.Lock()
 
     def record(
@@ -61,6 +64,7 @@ class History:
         if response is not None and response.status_code < 500:
             read(call, response)
             call.end = time.monotonic_ns()
+            self.forwarded += FORWARDED in response.headers
         elif call.action in READS or not call.object:
             return
         self.add(call)

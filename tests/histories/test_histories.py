@@ -24,6 +24,7 @@ from tests.histories.disturbances import Disturber
 from tests.histories.history import ILLEGAL, OK, History, judge
 from tests.histories.publications import FAILED, Lists, judge_publications
 from tests.services.secured import Secured
+from tiltyard.catalog.table_servers import KEEPERS
 from tiltyard.publishing import Isolation
 
 pytestmark = [pytest.mark.extended, NEEDS_GO]
@@ -50,6 +51,7 @@ def test_servers_under_faults_answer_as_one_and_isolate_publications(
     lists = [_lists(made, isolation, installed) for isolation in Isolation]
     published, final = _run_clients(installed, made, lists, seed)
     _check_order(checker, made.history, seed)
+    assert bool(made.history.forwarded) is installed.shares
     for each in lists:
         outcomes = Counter(entry.outcome.value for entry in published[each.isolation] if entry.appends)
         log.info("%s: %s", each.isolation, dict(outcomes))
@@ -75,6 +77,8 @@ def _run_clients(
         ]
         for lists in every:
             lists.make(clients[0].rest)
+        if installed.shares:
+            _wait_until_shared(clients)
         stack.callback(ended.set)
         working = [threads.submit(_call, client, ended, seed) for client in clients[:CLIENTS]]
         working += [threads.submit(_publish, client, every, published, ended, seed) for client in clients[CLIENTS:]]
@@ -85,11 +89,21 @@ def _run_clients(
         return published, {lists.isolation: _read_in_the_end(lists, clients[0]) for lists in every}
 
 
+def _wait_until_shared(clients: Sequence[Client]) -> None:
+    """Wait until all servers know each other. Raises TimeoutError."""
+    until = time.monotonic() + 60
+    while len(known := {client.keepers_of("rows0") for client in clients}) > 1 or len(min(known)) < KEEPERS:
+        if time.monotonic() > until:
+            raise TimeoutError(f"The servers do not share out tables: {known}")
+        time.sleep(0.2)
+
+
 def _check_order(checker: Path, history: History, seed: int) -> None:
     """Check that porcupine finds an order for each object."""
     verdicts = judge(checker, settle_rights(history.calls))
     kinds = Counter(f"{_kind(name)} {verdict}" for name, verdict in verdicts.items())
-    log.info("%d calls, %d of unknown outcome: %s", len(history.calls), history.unknown, dict(sorted(kinds.items())))
+    counts = len(history.calls), history.unknown, history.forwarded
+    log.info("%d calls, %d of unknown outcome, %d forwarded: %s", *counts, dict(sorted(kinds.items())))
     assert ILLEGAL not in verdicts.values(), f"seed {seed}, {len(history.calls)} calls: {verdicts}"
     # One with too many calls of unknown outcome may take longer than the checker has: that says nothing.
     assert list(verdicts.values()).count(OK) >= 0.7 * len(verdicts), verdicts

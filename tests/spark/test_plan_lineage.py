@@ -52,7 +52,7 @@ QUERIES = {
         "id": ["films.id direct"], "other": ["films.title direct"]
     },
     "SELECT id, rank() OVER (PARTITION BY genre ORDER BY title) AS place FROM films": {
-        "id": ["films.id direct"], "place": ["films.genre transformed", "films.title transformed"]
+        "id": ["films.id direct"], "place": ["films.genre aggregated", "films.title aggregated"]
     },
     "SELECT title, letters(title, genre) AS made FROM films": {
         "title": ["films.title direct"], "made": ["films.genre function", "films.title function"]

@@ -10,9 +10,11 @@ import lance
 import msgspec
 import pyarrow as pa
 import pytest
-from tests.tables.erasure.test_erasure import VALUE, add, erase, people, planted
+from lance_namespace.errors import InvalidInputError
+from tests.tables.erasure.test_erasure import VALUE, add, erase, people, planted, request, root_of
 from tests.tables.served import Server, ask
 
+from tiltyard.catalog.tables import drop_table
 from tiltyard.contracts.checked_rows import FOLDER, encode_reject
 from tiltyard.model.branches import MAIN
 from tiltyard.model.columns.lineage import ColumnInput, ColumnOrigin, Derivation
@@ -20,6 +22,9 @@ from tiltyard.model.lineage import CommitLineage, LineageSource
 from tiltyard.model.spec import models
 from tiltyard.store.tables.lineage import LineageRecord
 from tiltyard.tables.erasure.parked_rows import erase_parked_rows
+from tiltyard.tables.versions import clone
+from tiltyard.tables.versions.branches import create_table_branch
+from tiltyard.tables.versions.tags import create_table_tag
 from tiltyard.tables.views.materialized_views import create_materialized_view, refresh_materialized_view
 from tiltyard.worker import Worker
 
@@ -38,13 +43,19 @@ def catalog(tmp_path: Path) -> Iterator[Server]:
 
 
 def derive(
-    server: Server, table: TableRecord, *sources: TableRecord, columns: Origins | None, kind: str = "ingest"
+    server: Server,
+    table: TableRecord,
+    *sources: TableRecord,
+    columns: Origins | None,
+    kind: str = "ingest",
+    version: int = 1,
+    replaces: bool = True,
 ) -> None:
     """Record that a table was made from others."""
     origins = tuple(LineageSource(each.name, each.location, 1) for each in sources)
-    lineage = CommitLineage(kind, "job", origins, columns=columns)
+    lineage = CommitLineage(kind, kind, origins, columns=columns)
     ids = tuple(each.id for each in sources)
-    record = LineageRecord.of(lineage, table.id, MAIN.key, 1, replaces=True, source_ids=ids, principal="ann")
+    record = LineageRecord.of(lineage, table.id, MAIN.key, version, replaces=replaces, source_ids=ids, principal="ann")
     server.services.store.add_lineage(record)
 
 
@@ -67,18 +78,16 @@ def test_a_table_with_the_columns_of_the_condition_is_erased_from_and_what_was_m
     assert catalog.open("deeper").count_rows() == 19
 
 
-def refresh(server: Server) -> Mapping[str, str]:
-    request = ask(models.RefreshMaterializedViewRequest, id="view")
-    job_id = refresh_materialized_view(server.ctx, request).job_id
+def refresh(server: Server, name: str = "view") -> Mapping[str, str]:
+    wish = ask(models.RefreshMaterializedViewRequest, id=name)
+    job_id = refresh_materialized_view(server.ctx, wish).job_id
     assert Worker(server.services, 0).run_one()
     return server.services.store.describe_transaction(job_id).properties
 
 
 def test_a_materialized_view_loses_the_rows_and_is_refreshed_as_before(catalog: Server) -> None:
     table = add(catalog, "people", people(0, 20))
-    query = "SELECT user, mail, about FROM people WHERE user > 3"
-    fields = {"id": ["view"], "kind": "select", "source_query": query, "output_schema": ""}
-    create_materialized_view(catalog.ctx, msgspec.convert(fields, models.CreateMaterializedViewRequest))
+    create_view(catalog, "view", "SELECT user, mail, about FROM people WHERE user > 3")
     assert refresh(catalog)["rows"] == "16"
     lance.dataset(table.location).insert(people(20, 30))
     assert refresh(catalog)["rows"] == "10"
@@ -98,8 +107,15 @@ def test_a_materialized_view_loses_the_rows_and_is_refreshed_as_before(catalog: 
 
 @pytest.mark.parametrize(
     "made_of",
-    [columns(Derivation.TRANSFORMED), columns(name="person"), None],
-    ids=["transformed", "renamed", "unknown"],
+    [
+        columns(Derivation.TRANSFORMED),
+        (*columns(), ColumnOrigin("phone", (ColumnInput(0, "phone", Derivation.AGGREGATED),))),
+        (ColumnOrigin("user", (ColumnInput(0, "user"), ColumnInput(0, "phone"))),),
+        (ColumnOrigin("mail", (ColumnInput(0, "user"),)),),
+        columns(name="person"),
+        None,
+    ],
+    ids=["transformed", "aggregated", "of two columns", "another type", "not there", "unknown"],
 )
 def test_a_table_whose_condition_is_not_known_is_left_and_named_with_what_was_made_of_it(
     catalog: Server, made_of: Origins | None
@@ -113,12 +129,161 @@ def test_a_table_whose_condition_is_not_known_is_left_and_named_with_what_was_ma
     assert catalog.open("view").count_rows() == 20
 
 
-def test_a_table_that_was_made_from_others_too_is_left_and_named(catalog: Server) -> None:
+def test_columns_with_other_names_are_erased_by_these_and_rows_of_a_join_leave_with_the_row_of_the_table(
+    catalog: Server,
+) -> None:
+    table, other = add(catalog, "people", people(0, 20)), add(catalog, "other", people(100, 110))
+    rows = people(0, 20)
+    joined = pa.table({"person": rows["user"], "the user": rows["mail"], "user": [7] * 20})
+    both, deeper = add(catalog, "both", joined), add(catalog, "deeper", joined.rename_columns(["of", "to", "user"]))
+    derive(
+        catalog, both, table, other,
+        columns=(
+            ColumnOrigin("person", (ColumnInput(0, "user"),)),
+            ColumnOrigin("the user", (ColumnInput(0, "mail"),)),
+            ColumnOrigin("user", (ColumnInput(1, "user"),)),
+        ),
+    )  # fmt: skip
+    renamed = ColumnOrigin("of", (ColumnInput(0, "person"),)), ColumnOrigin("to", (ColumnInput(0, "the user"),))
+    derive(catalog, deeper, both, columns=renamed)
+    report = erase(catalog, predicate=f"user = 7 AND `mail` <> '{VALUE[1:]} user' AND length(mail) > 0")
+    assert report["unresolved"] == [] and planted(catalog) == []
+    assert {each["name"]: (each["kind"], each["rows"]) for each in report["tables"]} == {
+        "people": ("table", 1), "both": ("derived", 1), "deeper": ("derived", 1)
+    }  # fmt: skip
+    assert catalog.open("both").count_rows() == 19 == catalog.open("deeper").count_rows()
+    assert catalog.open("other").count_rows() == 10
+
+
+@pytest.mark.parametrize("condition", ["user IS NULL", "coalesce(user, 7) = 7", "NOT (coalesce(user, 1) = 1)"])
+def test_a_condition_that_selects_nulls_is_none_on_a_join_which_may_have_made_them(
+    catalog: Server, condition: str
+) -> None:
     table, other, both = (add(catalog, name, people(0, 20)) for name in ("people", "other", "both"))
     derive(catalog, both, table, other, columns=columns())
+    lance.dataset(both.location).insert(people(20, 21).set_column(0, "user", pa.array([None], pa.int64())))
+    report = erase(catalog, predicate=condition)
+    assert [text.partition(" ")[0] for text in report["unresolved"]] == ([] if "NOT" in condition else ["both"])
+    assert catalog.open("both").count_rows("user IS NULL") == 1
+
+
+def test_rows_of_two_tables_that_are_erased_from_leave_by_the_conditions_of_both(catalog: Server) -> None:
+    table, middle = add(catalog, "people", people(0, 20)), add(catalog, "middle", people(0, 20))
+    rows = people(0, 20).append_column("of", pa.array([*range(1, 20), 0], pa.int64()))
+    both = add(catalog, "both", rows)
+    derive(catalog, middle, table, columns=columns())
+    derive(catalog, both, table, middle, columns=(*columns(), ColumnOrigin("of", (ColumnInput(1, "user"),))))
+    assert erase(catalog)["outcome"] == "complete"
+    assert catalog.open("both").count_rows() == 18 and planted(catalog) == []
+
+
+def test_a_table_with_rows_of_elsewhere_is_left_and_named(catalog: Server) -> None:
+    table, other, both = (add(catalog, name, people(0, 20)) for name in ("people", "other", "both"))
+    derive(catalog, both, table, columns=columns())
+    derive(catalog, both, other, columns=columns(), kind="upsert", version=2, replaces=False)
     report = erase(catalog)
     assert [text.partition(" ")[0] for text in report["unresolved"]] == ["both"]
     assert catalog.open("both").count_rows() == 20
+
+
+def test_a_copy_whose_column_has_another_name_since_is_left_and_named(catalog: Server) -> None:
+    table, view = add(catalog, "people", people(0, 20)), add(catalog, "view", people(0, 20))
+    derive(catalog, view, table, columns=columns())
+    for name, other in (("user", "old"), ("phone", "user")):
+        lance.dataset(view.location).alter_columns({"path": name, "name": other})
+    assert [text.partition(" ")[0] for text in erase(catalog)["unresolved"]] == ["view"]
+    assert catalog.open("view").count_rows() == 20
+
+
+def test_a_value_that_stays_in_a_copy_is_found_in_its_rows(catalog: Server) -> None:
+    table = add(catalog, "people", people(0, 20))
+    rows = people(0, 20).append_column("partner", pa.array([VALUE] * 20))  # of a query that joins people with itself
+    derive(catalog, add(catalog, "pairs", rows), table, columns=columns())
+    report = erase(catalog)
+    assert report["outcome"] == "incomplete"
+    assert ("pairs", "column 'partner' of the branch 'main'") in [(e["table"], e["file"]) for e in report["found"]]
+
+
+def test_branches_clones_and_dropped_copies_of_a_copy_are_erased_from_by_its_names(catalog: Server) -> None:
+    table = add(catalog, "people", people(0, 20))
+    rows = people(0, 20).rename_columns(["person", "mail", "phone", "about", "city"])
+    view, gone = add(catalog, "view", rows), add(catalog, "gone", rows)
+    for each in view, gone:
+        derive(catalog, each, table, columns=columns(name="person"))
+    lance.dataset(view.location).create_branch("try", (None, None)).insert(rows)
+    clone.clone_table(catalog.ctx, ask(models.CloneTableRequest, id="copy", source_location=view.location))
+    catalog.open("copy").insert(rows)
+    drop_table(catalog.ctx, ask(models.DropTableRequest, id="gone"))
+    report = erase(catalog)
+    assert report["unresolved"] == [] and planted(catalog) == []
+    kinds = {each["name"]: (each["kind"], each["rows"]) for each in report["tables"]}
+    assert kinds == {"people": ("table", 1), "view": ("derived", 3), "copy": ("clone", 2)}
+    assert [each.partition(" ")[0] for each in report["dropped_tables_ended"]] == ["gone"]
+
+
+def create_view(server: Server, name: str, query: str) -> None:
+    fields = {"id": [name], "kind": "select", "source_query": query, "output_schema": ""}
+    create_materialized_view(server.ctx, msgspec.convert(fields, models.CreateMaterializedViewRequest))
+
+
+def test_a_view_in_which_the_condition_cannot_be_told_is_computed_anew_and_what_was_made_of_it(
+    catalog: Server,
+) -> None:
+    table = add(catalog, "people", people(0, 20))
+    create_view(catalog, "view", "SELECT concat('of ', mail) AS mail, city FROM people")
+    create_view(catalog, "second", "SELECT mail AS address FROM view")
+    refresh(catalog)
+    refresh(catalog, "second")
+    catalog.open("view").create_scalar_index("mail", "BTREE")
+    catalog.open("second").create_scalar_index("address", "INVERTED")
+    create_table_tag(catalog.ctx, ask(models.CreateTableTagRequest, id="view", tag="release", version=2))
+    assert any("view-" in path for path in planted(catalog)) and any("second-" in path for path in planted(catalog))
+    with pytest.raises(InvalidInputError, match="the tag 'release' of view"):
+        request(catalog)
+    report = erase(catalog, end_protected=True)
+    assert report["unresolved"] == [] and planted(catalog) == []
+    own, view, second = report["tables"]
+    assert [(each["name"], each["kind"]) for each in report["tables"]] == [
+        ("people", "table"), ("view", "view"), ("second", "view")
+    ]  # fmt: skip
+    assert view["tags_ended"] == ["release"] and view["indexes_rebuilt"] == ["mail_idx"] and view["versions_ended"] > 2
+    assert second["versions_ended"] > 2 and own["rows"] == 1
+    assert catalog.open("view").count_rows() == 19 == catalog.open("second").count_rows()
+    lance.dataset(table.location).insert(people(30, 35))
+    refresh(catalog)
+    assert catalog.open("view").count_rows() == 24 and planted(catalog) == []
+
+
+def test_branches_and_clones_of_a_view_that_is_computed_anew_are_named_with_what_to_do(catalog: Server) -> None:
+    add(catalog, "people", people(0, 20))
+    create_view(catalog, "view", "SELECT concat('of ', mail) AS mail FROM people")
+    refresh(catalog)
+    create_table_branch(catalog.ctx, ask(models.CreateTableBranchRequest, id="view", name="try"))
+    view = catalog.services.store.describe_table(("view",))
+    clone.clone_table(catalog.ctx, ask(models.CloneTableRequest, id="copy", source_location=view.location))
+    report = erase(catalog)
+    assert report["outcome"] == "incomplete"
+    told = " ".join(report["unresolved"])
+    assert "view: the branch 'try' was made from the view as it was before: delete the branch" in told
+    assert "copy is a clone of a table in which the condition cannot be told: drop it" in told
+    assert catalog.open("view").count_rows() == 19 and catalog.open("copy").count_rows() == 20
+    assert catalog.open("view").checkout_version(("try", None)).count_rows() == 20
+
+
+def test_a_view_that_cannot_be_computed_anew_is_named_with_the_reason(catalog: Server) -> None:
+    catalog.services.close()
+    limited = Server(root_of(catalog), gc_safety_days=0.0, view_refresh_rows=19)
+    try:
+        add(limited, "people", people(0, 19))
+        create_view(limited, "view", "SELECT concat('of ', mail) AS mail FROM people")
+        refresh(limited)
+        limited.open("people").insert(people(19, 30))
+        report = erase(limited)
+        assert report["outcome"] == "incomplete"
+        assert report["unresolved"][0].startswith("view could not be computed anew, and has rows that were made of")
+        assert "(view_refresh_rows)" in report["unresolved"][0] and limited.open("view").count_rows() == 19
+    finally:
+        limited.services.close()
 
 
 def test_parked_rows_that_match_are_removed_and_the_others_stay(catalog: Server) -> None:

@@ -259,6 +259,22 @@ def parse_sources(query: str) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
+def reads_tables_once(query: str) -> bool:
+    """Return whether a query of Spark's SQL names each table, and each query of WITH, once: it joins none with itself.
+
+    Raises InvalidInputError for what is no query.
+    """
+    import sqlglot  # noqa: PLC0415  # takes a third of a second, and views alone need it
+    from sqlglot import exp  # noqa: PLC0415  # the same
+
+    check_query_text(query)
+    try:
+        names = [table.name.casefold() for table in sqlglot.parse_one(query, read="spark").find_all(exp.Table)]
+    except (sqlglot.errors.SqlglotError, RecursionError) as error:
+        raise InvalidInputError(f"The view's source_query is not read as Spark SQL: {_plain(error)}") from error
+    return len(names) == len(set(names))
+
+
 def plain_view_sources(query: str) -> tuple[tuple[str, ...], ...]:
     """Return the tables that a plain view's query reads, each by its path, sorted; none of what is not read as SQL.
 

@@ -18,6 +18,7 @@ MAX_EXPRESSIONS = 5_000
 """Expressions of a plan that are looked at: each takes calls of the Java virtual machine."""
 TOO_LARGE = f"the query has more than {MAX_EXPRESSIONS} expressions"
 _FUNCTIONS = frozenset({"PythonUDF", "PythonUDAF", "PythonUDTF", "ScalaUDF", "ScalaAggregator"})
+_OF_SEVERAL_ROWS = frozenset({"AggregateExpression", "WindowExpression"})
 _SUBQUERIES = frozenset({"ScalarSubquery", "ListQuery", "Exists"})
 """Expressions that have a query of their own."""
 
@@ -207,4 +208,4 @@ def _derivation(expression: Any) -> Derivation:
     names = {class_name(each) for each in _walk(expression)}
     if names & _FUNCTIONS:
         return Derivation.FUNCTION
-    return Derivation.AGGREGATED if "AggregateExpression" in names else Derivation.TRANSFORMED
+    return Derivation.AGGREGATED if names & _OF_SEVERAL_ROWS else Derivation.TRANSFORMED

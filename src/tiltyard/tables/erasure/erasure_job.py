@@ -29,6 +29,7 @@ from tiltyard.tables.erasure.byte_search import patterns_of
 from tiltyard.tables.erasure.old_versions import end_versions
 from tiltyard.tables.erasure.parked_rows import erase_parked_rows
 from tiltyard.tables.erasure.plan import Plan, add_new
+from tiltyard.tables.erasure.rebuilt_views import rebuild_view
 from tiltyard.tables.erasure.report import Examination, make_report
 from tiltyard.tables.erasure.rows import erase_from_branch, read_values
 from tiltyard.tables.erasure.scope import count_stored, find_scope, name_of, refuse_held, refuse_protected
@@ -89,18 +90,23 @@ def _erase(ctx: Context, running: Job, erasure: Erasure) -> Mapping[str, str]:
         raise TableNotFoundError("The table was dropped meanwhile: undrop it, or let it be deleted.") from None
     scope = find_scope(ctx, table, erasure.path, plan.predicate)
     if plan.values is None:
-        refuse_protected(ctx, scope, plan.predicate, end_protected=plan.end_protected)
+        refuse_protected(ctx, scope, end_protected=plan.end_protected)
         _read_values(ctx, running, scope, plan)
     refuse_held(ctx, scope)
     for removed in scope.dropped:
         _delete_dropped(ctx, running, removed, plan)
     for number in range(MAX_PASSES):
         scope = find_scope(ctx, table, erasure.path, plan.predicate) if number else scope
-        for each in scope.tables:
+        conditions = [(each, scope.conditions[each.id]) for each in scope.tables if each.id in scope.conditions]
+        for each, condition in conditions:
             _wait_for_other_work(ctx, running, each)
-            _erase_from_table(ctx, running, each, scope, plan, is_last=number == MAX_PASSES - 1)
-        if not any(_has_rows_left(ctx, each, plan) for each in scope.tables):
+            _erase_from_table(ctx, running, each, scope, condition, plan, is_last=number == MAX_PASSES - 1)
+        if not any(_has_rows_left(ctx, each, condition) for each, condition in conditions):
             break
+    for each in scope.tables:
+        if each.id not in scope.conditions:
+            _wait_for_other_work(ctx, running, each)
+            _rebuild_view(ctx, running, each, scope, plan)
     for each in scope.tables:
         running.progress(stage="garbage")
         try_collect(ctx, each, CollectOptions())
@@ -120,12 +126,15 @@ def _read_values(ctx: Context, running: Job, scope: Scope, plan: Plan) -> None:
     for table in scope.tables:
         finalize_all(ctx, table)
         figures = plan.figures_of(table, name_of(ctx, table.id), scope.kinds[table.id])
+        if (condition := scope.conditions.get(table.id)) is None:
+            continue
         for branch, dataset in open_branches(ctx, table.location).items():
             running.progress(stage="values")
             with lance_errors(dataset):
-                figures.rows += dataset.count_rows(plan.predicate)
+                figures.rows += dataset.count_rows(condition)
             if plan.values_of:
-                read_values(dataset, branch, sorted(stored_versions(ctx, table, branch)), plan, values)
+                versions = sorted(stored_versions(ctx, table, branch))
+                read_values(dataset, branch, versions, condition, plan.values_of, values)
     plan.values = list(values)
     ctx.store.save_erasure_plan(running.id, plan.to_json())
 
@@ -167,32 +176,50 @@ def _wait_for_other_work(ctx: Context, running: Job, table: TableRecord) -> None
 
 
 def _erase_from_table(
-    ctx: Context, running: Job, table: TableRecord, scope: Scope, plan: Plan, *, is_last: bool
+    ctx: Context, running: Job, table: TableRecord, scope: Scope, condition: str, plan: Plan, *, is_last: bool
 ) -> None:
     figures = plan.figures_of(table, name_of(ctx, table.id), scope.kinds[table.id])
     finalize_all(ctx, table)
     first_clean = {
-        branch: erase_from_branch(ctx, running, table, branch, plan, figures)
+        branch: erase_from_branch(ctx, running, table, branch, condition, plan, figures)
         for branch in open_branches(ctx, table.location)
     }
     try:
-        end_versions(ctx, running, table, first_clean, plan, figures)
+        end_versions(ctx, running, table, first_clean, condition, plan, figures)
     except ConcurrentModificationError:
         if is_last:
             raise
     running.progress(stage="parked rows")
     schema = open_branches(ctx, table.location)[MAIN].schema
-    figures.parked_rows += erase_parked_rows(ctx, table, schema, plan.predicate)[0]
+    figures.parked_rows += erase_parked_rows(ctx, table, schema, condition)[0]
+    _forget_errors(ctx, running, table, plan)
+
+
+def _rebuild_view(ctx: Context, running: Job, table: TableRecord, scope: Scope, plan: Plan) -> None:
+    """Compute a view anew and end its versions from before that; its branches stay as they are."""
+    figures = plan.figures_of(table, name_of(ctx, table.id), scope.kinds[table.id])
+    finalize_all(ctx, table)
+    first_clean = rebuild_view(ctx, running, table, plan, figures)
+    if first_clean is None:
+        return
+    branches = open_branches(ctx, table.location)
+    firsts = {branch: first_clean if branch.is_main else 0 for branch in branches}
+    end_versions(ctx, running, table, firsts, None, plan, figures)
+    _forget_errors(ctx, running, table, plan)
+
+
+def _forget_errors(ctx: Context, running: Job, table: TableRecord, plan: Plan) -> None:
+    """Keep how far the erasure is, and delete messages of functions on a table that quote a value."""
     ctx.store.save_erasure_plan(running.id, plan.to_json())
     texts = [value for value in plan.values or () if isinstance(value, str) and patterns_of(value)]
     ctx.store.delete_function_errors(table.id, texts)
 
 
-def _has_rows_left(ctx: Context, table: TableRecord, plan: Plan) -> bool:
+def _has_rows_left(ctx: Context, table: TableRecord, condition: str) -> bool:
     """Return whether any version of a table has rows that match, which came while others were erased."""
     for branch, dataset in open_branches(ctx, table.location).items():
         for version in stored_versions(ctx, table, branch):
             with suppress(LanceNamespaceError), lance_errors(dataset):  # the report names what cannot be read
-                if count_stored(dataset.checkout_version((branch.lance_name, version)), plan.predicate):
+                if count_stored(dataset.checkout_version((branch.lance_name, version)), condition):
                     return True
     return False

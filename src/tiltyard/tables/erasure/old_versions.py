@@ -7,6 +7,7 @@ to end. Files that no version refers to are left alone, since a writer may be ab
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -26,7 +27,7 @@ from tiltyard.tables.versions.removal_turns import hold_removal_turn
 from tiltyard.tables.versions.snapshots import drop_snapshot_record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import lance
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from tiltyard.model.jobs import Job
     from tiltyard.store import TableRecord
     from tiltyard.tables.erasure.plan import Plan, TableFigures
+    from tiltyard.tables.erasure.scope import Reference
 
 _DELETE_BATCH = 500
 
@@ -44,23 +46,26 @@ def end_versions(
     running: Job,
     table: TableRecord,
     first_clean: Mapping[Branch, int],
+    predicate: str | None,
     plan: Plan,
     figures: TableFigures,
 ) -> None:
     """End the versions of each branch before its first one without the rows, except those of tags that never had them.
 
+    Of a view that was computed anew (`predicate` is None), all versions of main before that one end.
     Raises ConcurrentModificationError (a branch was made meanwhile), InvalidInputError (a tag was, on such a version),
     PermissionDeniedError (a legal hold), JobCanceledError, TooBusyError.
     """
     finalize_all(ctx, table)
     branches = open_branches(ctx, table.location)
-    _end_references(ctx, table, branches, plan, figures)
+    find = partial(find_references, ctx, table, predicate, first_clean=first_clean[MAIN])
+    _end_references(ctx, table, branches, find(branches), plan, figures)
     with hold_removal_turn(ctx, table.location, removes=True):
         ctx.store.refuse_under_hold(table.id, "Versions of this table")
         branches = open_branches(ctx, table.location)
         if new := next((branch for branch in branches if branch not in first_clean), None):
             raise ConcurrentModificationError(f"The branch '{new.name}' was made meanwhile: it is erased from next.")
-        if late := find_references(ctx, table, plan.predicate, branches):
+        if late := find(branches):
             raise InvalidInputError(f"The tag '{late[0].tag}' was made meanwhile, on a version that has the rows.")
         kept = {branch: tagged_versions(branches[MAIN], branch) for branch in branches}
 
@@ -78,11 +83,12 @@ def _end_references(
     ctx: Context,
     table: TableRecord,
     branches: Mapping[Branch, lance.LanceDataset],
+    references: Sequence[Reference],
     plan: Plan,
     figures: TableFigures,
 ) -> None:
     """Delete the tags of versions that have the rows, with the snapshots that they are of. Raises InvalidInputError."""
-    for reference in find_references(ctx, table, plan.predicate, branches):
+    for reference in references:
         if not plan.end_protected:
             raise InvalidInputError(
                 f"The tag '{reference.tag}' of {name_of(ctx, table.id)} was made meanwhile, on a version that has the "

@@ -10,6 +10,7 @@ from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 from tiltyard.access.authorization import caller_rights, require_decision
 from tiltyard.access.filtered_lists import fetch_allowed
 from tiltyard.access.needs import ANY_CALLER, on_table
+from tiltyard.catalog.jobs.authorization import submitter_payload
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import Needs, operation
 from tiltyard.model.paging import fetch_chosen
@@ -43,7 +44,7 @@ RUNNING = "running"
 @operation(needs=on_table(PRIVILEGES))
 def erase_from_table(ctx: Context, request: models.EraseFromTableRequest) -> models.EraseFromTableResponse:
     """Queue the erasure of the rows that match: from all versions, branches and indexes of the table, from its shallow
-    clones, and from dropped tables of its name. Its report is what DescribeErasure returns.
+    clones, from what lineage says was made of them, and from dropped tables. DescribeErasure returns its report.
 
     `values_of` are columns whose values in these rows are searched for in all files in the end. With `end_protected`,
     tags and snapshots of versions that have the rows end, too; without, they are named and nothing is changed.
@@ -66,13 +67,13 @@ def erase_from_table(ctx: Context, request: models.EraseFromTableRequest) -> mod
         table.dataset.count_rows(predicate)
     scope = find_scope(ctx, table.record, path, predicate)
     check_rights(ctx, scope)
-    refuse_protected(ctx, scope, predicate, end_protected=bool(request.end_protected))
+    refuse_protected(ctx, scope, end_protected=bool(request.end_protected))
     plan = Plan(predicate, columns, bool(request.end_protected)).to_json()
-    record, principal = table.record, ctx.principal.name
+    record, principal, submitter = table.record, ctx.principal.name, submitter_payload(ctx, PRIVILEGES)
 
     def work(catalog: UnitOfWork) -> models.EraseFromTableResponse:
         queued = catalog.create_transaction(
-            ERASE, record.id, {}, {"table": str(path)}, requested_by=principal, run_key=f"{ERASE} {record.id}"
+            ERASE, record.id, submitter, {"table": str(path)}, requested_by=principal, run_key=f"{ERASE} {record.id}"
         )
         catalog.add_erasure(queued.id, record.id, record.namespace_id, path, reference, principal, plan)
         return models.EraseFromTableResponse(erasure_id=queued.id, transaction_id=queued.id)

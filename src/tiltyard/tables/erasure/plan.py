@@ -34,7 +34,7 @@ class Plan(msgspec.Struct):
     `values` are those of the columns `values_of` in the rows that match, None until they were read. `rewritten` has,
     for each branch of a table, the version from which on no file of its rows has one that matches, `rebuilt` the one
     that each index was built on since. `unbuilt` has the fields of `IndexSpec` of indexes that were dropped, to be
-    built again.
+    built again. `refreshes` has the jobs that compute views anew, by the tables' ids, and `failures` why some were not.
     """
 
     predicate: str
@@ -44,6 +44,8 @@ class Plan(msgspec.Struct):
     rewritten: dict[str, int] = {}
     rebuilt: dict[str, int] = {}
     unbuilt: dict[str, list[dict[str, Any]]] = {}
+    refreshes: dict[str, str] = {}
+    failures: dict[str, str] = {}
     tables: dict[str, TableFigures] = {}
     dropped: list[str] = []
 

@@ -13,19 +13,21 @@ from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError
 
 from tiltyard.events.signatures import sign
 from tiltyard.model.branches import MAIN
-from tiltyard.model.columns.lineage import sql_inputs
+from tiltyard.model.columns.vector_columns import quote_path
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.files import LocalFiles
 from tiltyard.store.repository import display_path
 from tiltyard.tables.erasure.byte_search import MAX_SEARCHED_VALUES, digest_of, patterns_of, search_folder
+from tiltyard.tables.erasure.conditions import columns_of, field_numbers, open_main
 from tiltyard.tables.erasure.old_versions import unreferenced_files
 from tiltyard.tables.erasure.parked_rows import erase_parked_rows
+from tiltyard.tables.erasure.plan import branch_key
 from tiltyard.tables.erasure.scope import ScopeKind, count_stored, name_of, sources_of
 from tiltyard.tables.upkeep.references import kind_of, open_branches
 from tiltyard.tables.versions.records import stored_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     import lance
 
@@ -80,22 +82,24 @@ class Examination:
         self.unresolved: list[str] = []
         self.searched: list[str] = []
         self.too_short = self.held_by_others = 0
-        self._numbers: Mapping[str, int] = {}
+        self._values: list[str | int] = []
 
     def examine(self, running: Job) -> None:
         """Read the rows of all versions that remain, search all files. Raises JobCanceledError, and Lance's errors."""
         patterns, told = self._patterns(running), [0.0]
         for table in self.scope.tables:
-            if self.scope.kinds[table.id] is ScopeKind.OWN:
-                self._numbers = self._condition_columns(table)
-        for table in self.scope.tables:
             name = name_of(self._ctx, table.id)
             if str(table.id) not in self._plan.tables:
                 self.unresolved.append(f"{name} was cloned meanwhile: erase again.")
             seen = self.tables[str(table.id)] = TableReport()
-            self._read_versions(running, table, name, seen)
+            if (condition := self.scope.conditions.get(table.id)) is not None:
+                self._read_versions(running, table, name, condition, seen)
+                self._look_at_parked_rows(table, name, condition)
+            else:
+                self._look_at_view(table, name, seen)
+            if self.scope.kinds[table.id] in (ScopeKind.DERIVED, ScopeKind.VIEW):
+                self._search_rows(running, table, name)
             self._look_for_leftovers(table, name, seen)
-            self._look_at_parked_rows(table, name)
             self._look_at_queue(table, name)
 
             def report(path: str, size: int, seen: TableReport = seen) -> None:
@@ -115,15 +119,18 @@ class Examination:
         for removed in self.scope.dropped:
             name = display_path((*removed.namespace, removed.name))
             self.unresolved.append(f"{name} was dropped meanwhile, and has rows that match: erase again.")
-        self.unresolved += [
-            f"{name} was made from these tables, as lineage has it: look at it by hand." for name in self.scope.derived
-        ]
+        self.unresolved += self.scope.unsettled
 
-    def _condition_columns(self, table: TableRecord) -> Mapping[str, int]:
-        """Return the columns that the condition reads, each with the number that it has in all versions and clones."""
-        latest = open_branches(self._ctx, table.location).get(MAIN)
-        numbers = {} if latest is None else _numbers_of(latest)
-        return {each.column: numbers[each.column] for each in sql_inputs(self._plan.predicate, list(numbers))}
+    def _condition_columns(self, table: TableRecord, condition: str) -> Mapping[str, int]:
+        """Return the columns that a condition reads, each with the number that it has in all versions and clones."""
+        number = table.id
+        while number in self.scope.clones and self.scope.kinds[number] is ScopeKind.CLONE:
+            number = self.scope.clones[number]
+        if self.scope.kinds[number] is not ScopeKind.OWN:
+            return {}  # its job may overwrite it: its columns have other numbers then
+        location = next(each.location for each in self.scope.tables if each.id == number)
+        numbers = field_numbers(open_main(self._ctx, location))
+        return {name: numbers[name] for name in columns_of(condition, numbers)}
 
     def _patterns(self, running: Job) -> list[tuple[bytes, str]]:
         """Return what is searched for: the values, but for those that are too short, or that other rows have, too."""
@@ -138,6 +145,7 @@ class Examination:
             left = f"{len(rest) - MAX_SEARCHED_VALUES} of {len(rest)} values"
             self.unresolved.append(f"{left} were not searched for: erase fewer rows at a time.")
             rest = rest[:MAX_SEARCHED_VALUES]
+        self._values = rest
         self.searched = [digest_of(self._key, value) for value in rest]
         return [
             (each, digest) for value, digest in zip(rest, self.searched, strict=True) for each in patterns_of(value)
@@ -146,29 +154,57 @@ class Examination:
     def _values_of_others(self, running: Job, values: list[str | int]) -> set[str | int]:
         """Return which values rows have that stay, in the latest version of any branch."""
         found = set[str | int]()
-        for table in self.scope.tables if values else ():
+        copies = [each for each in self.scope.tables if self.scope.kinds[each.id] in (ScopeKind.OWN, ScopeKind.CLONE)]
+        for table in copies if values else ():
             for dataset in open_branches(self._ctx, table.location).values():
                 for name in (each for each in self._plan.values_of if each in dataset.schema.names):
                     running.progress(stage="search")
-                    kind = dataset.schema.field(name).type
-                    wanted = [each for each in values if isinstance(each, int) == pa.types.is_integer(kind)]
-                    with lance_errors(dataset):
-                        for batch in dataset.scanner(columns=[name]).to_batches():
-                            column = batch[name]
-                            mask = pc.is_in(column.cast(_wide(kind)), value_set=pa.array(wanted, _wide(kind)))
-                            found.update(column.filter(mask).unique().to_pylist())
+                    found |= _values_in(dataset, name, values)
         return found
 
-    def _read_versions(self, running: Job, table: TableRecord, name: str, seen: TableReport) -> None:
+    def _search_rows(self, running: Job, table: TableRecord, name: str) -> None:
+        """Look for the values in the rows of a table that was made from others, in all columns that can have them."""
+        for branch, dataset in open_branches(self._ctx, table.location).items() if self._values else ():
+            for field in dataset.schema:
+                if _wide(field.type) is None:
+                    continue
+                running.progress(stage="search")
+                for value in sorted(_values_in(dataset, field.name, self._values), key=str):
+                    where = f"column '{field.name}' of the branch '{branch.name}'"
+                    self.found.append({"table": name, "file": where, "value": digest_of(self._key, value)})
+
+    def _look_at_view(self, table: TableRecord, name: str, seen: TableReport) -> None:
+        """Note what is left of a view from before it was computed anew."""
+        if failure := self._plan.failures.get(str(table.id)):
+            self.unresolved.append(
+                f"{name} could not be computed anew, and has rows that were made of these: {failure} Refresh it in "
+                "full, and erase again."
+            )
+            return
+        first = self._plan.rewritten.get(branch_key(table, MAIN), 0)
+        for branch in open_branches(self._ctx, table.location):
+            versions = stored_versions(self._ctx, table, branch)
+            seen.versions_read += len(versions)
+            if not branch.is_main:
+                self.unresolved.append(
+                    f"{name}: the branch '{branch.name}' was made from the view as it was before: delete the branch, "
+                    "or erase from the view by a condition of its own."
+                )
+            elif early := [each for each in sorted(versions) if each < first]:
+                self.unresolved.append(
+                    f"{name} has the version {early[0]} from before it was computed anew: erase again."
+                )
+
+    def _read_versions(self, running: Job, table: TableRecord, name: str, condition: str, seen: TableReport) -> None:
+        numbers = self._condition_columns(table, condition)
         for branch, dataset in open_branches(self._ctx, table.location).items():
             for version in sorted(stored_versions(self._ctx, table, branch)):
                 running.progress(stage="versions")
                 try:
                     with lance_errors(dataset):
                         checked_out = dataset.checkout_version((branch.lance_name, version))
-                        seen.rows_left += count_stored(checked_out, self._plan.predicate, None)
-                    if self.scope.kinds[table.id] is not ScopeKind.DERIVED:
-                        self._compare_columns(name, branch, checked_out)
+                        seen.rows_left += count_stored(checked_out, condition, None)
+                    self._compare_columns(name, branch, checked_out, numbers)
                 except (InvalidInputError, TableColumnNotFoundError) as error:
                     self.unresolved.append(f"{name}: the condition cannot be computed on version {version}: {error}")
                 seen.versions_read += 1
@@ -177,10 +213,12 @@ class Examination:
                 f"{name} has rows that match, in versions that came since or that were kept: erase again."
             )
 
-    def _compare_columns(self, name: str, branch: Branch, version: lance.LanceDataset) -> None:
+    def _compare_columns(
+        self, name: str, branch: Branch, version: lance.LanceDataset, numbers: Mapping[str, int]
+    ) -> None:
         """Note a column of the condition that is another one in a version: it has the name, not the rows' values."""
-        for column, number in _numbers_of(version).items():
-            if self._numbers.get(column, number) != number:
+        for column, number in field_numbers(version).items():
+            if numbers.get(column, number) != number:
                 self.unresolved.append(
                     f"{name}: '{column}' on the branch '{branch.name}' (version {version.version}) is not the column "
                     "that the condition is about, which had another name or type there: look at it by hand."
@@ -202,9 +240,9 @@ class Examination:
                 "go an hour after they expire. Erase again then."
             )
 
-    def _look_at_parked_rows(self, table: TableRecord, name: str) -> None:
+    def _look_at_parked_rows(self, table: TableRecord, name: str, condition: str) -> None:
         schema = open_branches(self._ctx, table.location)[MAIN].schema
-        left, unsettled = erase_parked_rows(self._ctx, table, schema, self._plan.predicate)
+        left, unsettled = erase_parked_rows(self._ctx, table, schema, condition)
         if left:
             self.unresolved.append(f"{name} got {left} parked rows that match meanwhile: erase again.")
         if unsettled:
@@ -224,11 +262,26 @@ class Examination:
             )
 
 
-def _wide(kind: pa.DataType) -> pa.DataType:
-    """Return the type in which values of a column are compared."""
+def _values_in(dataset: lance.LanceDataset, name: str, values: Iterable[str | int]) -> set[str | int]:
+    """Return which values a column of a version has, of texts or whole numbers. Raises Lance's errors as ours."""
+    kind = dataset.schema.field(name).type
+    wide, found = _wide(kind), set[str | int]()
+    wanted = [each for each in values if isinstance(each, int) == pa.types.is_integer(kind)]
+    if wide == pa.uint64():
+        wanted = [each for each in wanted if isinstance(each, int) and each >= 0]
+    with lance_errors(dataset):
+        for batch in dataset.scanner(columns={"value": quote_path((name,))}).to_batches() if wanted else ():
+            column = batch["value"]
+            mask = pc.is_in(column.cast(wide), value_set=pa.array(wanted, wide))
+            found.update(column.filter(mask).unique().to_pylist())
+    return found
+
+
+def _wide(kind: pa.DataType) -> pa.DataType | None:
+    """Return the type in which values of a column are compared; None for one that is of texts or whole numbers not."""
     if pa.types.is_integer(kind):
         return pa.uint64() if pa.types.is_unsigned_integer(kind) else pa.int64()
-    return pa.large_string()
+    return pa.large_string() if pa.types.is_string(kind) or pa.types.is_large_string(kind) else None
 
 
 def make_report(
@@ -279,7 +332,3 @@ def is_signed(ctx: Context, erasure: Erasure) -> bool:
         return False
     expected = sign_report(ctx, erasure.id, erasure.ended_at, erasure.report)
     return hmac.compare_digest(expected, erasure.signature)
-
-
-def _numbers_of(dataset: lance.LanceDataset) -> dict[str, int]:
-    return {field.name(): field.id() for field in dataset.lance_schema.fields()}

@@ -60,9 +60,14 @@ def check_value_columns(schema: pa.Schema, names: Iterable[str]) -> list[str]:
 
 
 def read_values(
-    dataset: lance.LanceDataset, branch: Branch, versions: Sequence[int], plan: Plan, found: dict[str | int, None]
+    dataset: lance.LanceDataset,
+    branch: Branch,
+    versions: Sequence[int],
+    predicate: str,
+    names: Sequence[str],
+    found: dict[str | int, None],
 ) -> None:
-    """Add the values of the plan's columns in the rows that match, of each of these versions, deleted rows included.
+    """Add the values of columns in the rows that match, of each of these versions, deleted rows included.
 
     An earlier version that lacks a column, or is not whole, is left out. Raises InvalidInputError for too many values,
     and what reading the last version raises.
@@ -71,10 +76,10 @@ def read_values(
         try:
             with lance_errors(dataset):
                 checked_out = dataset.checkout_version((branch.lance_name, version))
-                columns = [name for name in plan.values_of if name in checked_out.schema.names]
+                columns = [name for name in names if name in checked_out.schema.names]
                 rows = checked_out.scanner(
                     columns=columns,
-                    filter=plan.predicate,
+                    filter=predicate,
                     with_row_id=True,
                     include_deleted_rows=True,
                     use_scalar_index=False,
@@ -91,7 +96,7 @@ def read_values(
             continue
         if len(found) > MAX_VALUES:
             raise InvalidInputError(
-                f"The rows have more than {MAX_VALUES} different values in {', '.join(plan.values_of)}: erase fewer "
+                f"The rows have more than {MAX_VALUES} different values in {', '.join(names)}: erase fewer "
                 "rows at a time. Nothing was changed."
             )
 
@@ -113,7 +118,7 @@ def commit(ctx: Context, table: TableRecord, branch: Branch, change: Callable[[l
 
 
 def erase_from_branch(
-    ctx: Context, running: Job, table: TableRecord, branch: Branch, plan: Plan, figures: TableFigures
+    ctx: Context, running: Job, table: TableRecord, branch: Branch, predicate: str, plan: Plan, figures: TableFigures
 ) -> int:
     """Take the rows out of a branch's files and indexes; return the first version of which nothing has them.
 
@@ -122,7 +127,7 @@ def erase_from_branch(
     key = branch_key(table, branch)
     running.progress(stage="rows")
     has_changed = False
-    while commit(ctx, table, branch, lambda dataset: _delete(dataset, plan.predicate)):
+    while commit(ctx, table, branch, lambda dataset: _delete(dataset, predicate)):
         has_changed = True
     running.progress(stage="files")
     _drop_inherited_indexes(ctx, running, table, branch, plan)
@@ -132,7 +137,7 @@ def erase_from_branch(
     if has_changed or key not in plan.rewritten:
         plan.rewritten[key] = int(open_to_commit(ctx, table, branch).version)
         ctx.store.save_erasure_plan(running.id, plan.to_json())
-    _rebuild_indexes(ctx, running, table, branch, plan, figures)
+    rebuild_indexes(ctx, running, table, branch, plan, figures)
     return int(open_to_commit(ctx, table, branch).version)
 
 
@@ -178,7 +183,7 @@ def _drop_index(dataset: lance.LanceDataset, name: str) -> None:
         dataset.drop_index(name)
 
 
-def _rebuild_indexes(
+def rebuild_indexes(
     ctx: Context, running: Job, table: TableRecord, branch: Branch, plan: Plan, figures: TableFigures
 ) -> None:
     """Build each index of a branch again: one that follows a compaction may still have values of rows that are gone."""

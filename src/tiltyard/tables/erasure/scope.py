@@ -26,13 +26,13 @@ from tiltyard.access.authorization import (
     require_decision,
 )
 from tiltyard.model.branches import MAIN, Branch
-from tiltyard.model.columns.lineage import Derivation, inputs_of, sql_inputs
 from tiltyard.model.ids import Id
 from tiltyard.model.principals import Privilege
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.reference_files import list_references
 from tiltyard.store.access.grants import TABLE
 from tiltyard.store.repository import display_path
+from tiltyard.tables.erasure.reach import MAX_DOWNSTREAM, Reach
 from tiltyard.tables.upkeep.references import open_branches
 from tiltyard.tables.versions.records import stored_versions
 
@@ -43,12 +43,9 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
     from tiltyard.store import RemovedTable, TableRecord
-    from tiltyard.store.tables.lineage import LineageRecord
 
 PRIVILEGES = Privilege.READ | Privilege.WRITE | Privilege.ALTER | Privilege.DROP
 """What an erasure needs on each table that it changes: it deletes rows, rewrites files, and ends versions for good."""
-MAX_DOWNSTREAM = 1_000
-"""Tables that lineage is followed through from one erasure."""
 _COMMITS = 200
 """Commits of lineage that are read of one table."""
 _PAGE = 500
@@ -61,21 +58,27 @@ class ScopeKind(StrEnum):
     CLONE = "clone"
     """A shallow clone, which uses files of another one."""
     DERIVED = "derived"
-    """Made from another one alone, with the columns of the condition as they are."""
+    """Made from other ones, with copies of the columns of the condition."""
+    VIEW = "view"
+    """A materialized view that is computed anew, since the condition cannot be told there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
     """What is erased from: tables, clones before what they were cloned from, and dropped tables that have the rows.
 
-    `kinds` says what each table is, by its id. `derived` are names of tables that lineage says were made from these,
-    and that are not erased from: what the condition is there is not known.
+    `kinds` says what each table is, by its id; `conditions` what selects the rows in it, which views that are computed
+    anew have none of; these come last, each after its sources. `clones` has the table that each clone is of.
+    `unsettled` are sentences about tables that lineage says were made from these, and that are not erased from, with
+    what to do.
     """
 
     tables: tuple[TableRecord, ...]
     kinds: Mapping[int, ScopeKind]
+    conditions: Mapping[int, str]
+    clones: Mapping[int, int]
     dropped: tuple[RemovedTable, ...]
-    derived: tuple[str, ...]
+    unsettled: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,78 +93,42 @@ class Reference:
 
 def find_scope(ctx: Context, table: TableRecord, path: Sequence[str], predicate: str) -> Scope:
     """Return what an erasure from a table reaches. Reads what dropped tables have. Raises ServiceUnavailableError."""
-    records, kinds, waiting = {table.id: table}, {table.id: ScopeKind.OWN}, [table]
-    others, locations = set[int](), set[str]()
-    while waiting:
-        each = waiting.pop()
-        new = [(clone, ScopeKind.CLONE) for clone in _clones_of(ctx, each, locations)]
-        for number in _made_from(ctx, each.id):
-            found = _find_table(ctx, number)
-            if found is None or not _keeps_columns(ctx, each, number, predicate):
-                others.add(number)
-            else:
-                new.append((found, ScopeKind.DERIVED))
-        for table_, kind in new:
-            if table_.id not in records and len(records) < MAX_DOWNSTREAM:
-                records[table_.id], kinds[table_.id] = table_, kind
-                waiting.append(table_)
-    ids = (others | _find_derived(ctx, sorted(others))) - records.keys()
-    dropped = [
-        each
-        for each in _removed_tables(ctx)
-        if (*each.namespace, each.name) == tuple(path) or each.location in locations or each.id in ids
-    ]
-    dropped = [each for each in dropped if has_rows(ctx, each.location, predicate)]
-    derived = [name_of(ctx, number) for number in sorted(ids - {each.id for each in dropped})]
-    tables = tuple(records[number] for number in sorted(records, reverse=True))  # a clone comes after its source
-    return Scope(tables, kinds, tuple(dropped), tuple(name for name in derived if name))
+    removed = {each.id: each for each in _removed_tables(ctx)}
+    reach = Reach(ctx, table, removed)
+    kinds, conditions, settled, views = {table.id: ScopeKind.OWN}, {table.id: predicate}, [table], []
+    for number in reach.order:
+        condition = reach.derive_condition(number, conditions)
+        if condition is not None:
+            conditions[number] = condition
+        found = reach.record_of(number)
+        if found is not None and condition is not None:
+            kinds[number] = ScopeKind.CLONE if number in reach.clones else ScopeKind.DERIVED
+            settled.append(found)
+        elif found is not None and reach.sources_of(number) <= kinds.keys() and reach.is_view(number):
+            kinds[number] = ScopeKind.VIEW
+            views.append(found)
+    settled.sort(key=lambda each: each.id, reverse=True)  # a clone comes after its source
+    dropped, unsettled = [], list[str]()
+    for each in removed.values():
+        is_namesake, source = (*each.namespace, each.name) == tuple(path), reach.clone_locations.get(each.location)
+        if is_namesake or source is not None or each.id in reach.ids:
+            condition = predicate if is_namesake else conditions.get(each.id if source is None else source)
+            if condition is None and not each.dropped:
+                name = display_path((*each.namespace, each.name))
+                unsettled.append(f"{name} was deregistered, and was made from these tables: look at it by hand.")
+            elif condition is None or has_rows(ctx, each.location, condition):
+                dropped.append(each)
+    unsettled += filter(None, map(reach.describe, sorted(reach.ids - kinds.keys() - removed.keys())))
+    if reach.is_cut:
+        unsettled.append(f"More than {MAX_DOWNSTREAM} tables were made from these: not all of them were looked at.")
+    return Scope((*settled, *views), kinds, conditions, reach.clones, tuple(dropped), tuple(unsettled))
 
 
-def _find_table(ctx: Context, number: int) -> TableRecord | None:
-    """Return a table by its id; None for one that is gone, or has no data of its own."""
-    try:
-        table = ctx.store.table_by_id(number)
-    except TableNotFoundError:
-        return None
-    return None if table.declared or table.mount_id is not None else table
-
-
-def _clones_of(ctx: Context, table: TableRecord, locations: set[str]) -> list[TableRecord]:
-    """Return the shallow clones that use files of a table; add where all of them are, dropped ones, too."""
-    found = ctx.store.clone_locations(table.location)
-    locations.update(found)
-    tables = [ctx.store.table_at(location) for location in found]
-    return [each for each in tables if each is not None and each.id != table.id]
-
-
-def _made_from(ctx: Context, number: int) -> list[int]:
-    """Return the tables that commits made directly from a table, as lineage has them, each once."""
-    branches = {MAIN.key, *ctx.store.recorded_branches(number)}
-    made = (each for branch in sorted(branches) for each in ctx.store.lineage_from_table(number, branch, _COMMITS))
-    return list(dict.fromkeys(each.table_id for each in made if each.table_id != number))
-
-
-def _keeps_columns(ctx: Context, source: TableRecord, number: int, predicate: str) -> bool:
-    """Return whether a table was made from a source alone, with the columns of a condition under their names.
-
-    Then the condition selects what was made of the rows that it selects in the source.
-    """
-    with lance_errors(source.location):
-        dataset = ctx.storage.datasets.open_for_reading(source.location, ctx.storage.options(source.location))
-    columns = [each.column for each in sql_inputs(predicate, dataset.schema.names)]
-    made = ctx.store.lineage_of(number, MAIN.key, None, _COMMITS)
-    own = [each for each in made if set(each.source_ids) != {number}]  # of a computed column, it is the table itself
-    return bool(columns) and len(own) > 0 and len(made) < _COMMITS and all(_copies(e, source.id, columns) for e in own)
-
-
-def _copies(record: LineageRecord, source: int, columns: Sequence[str]) -> bool:
-    if set(record.source_ids) != {source} or record.columns is None:
-        return False
-    for column in columns:
-        inputs = inputs_of(record.columns, len(record.sources), column)
-        if not inputs or any(each.column != column or each.how is not Derivation.DIRECT for each in inputs):
-            return False
-    return True
+def _removed_tables(ctx: Context) -> Iterator[RemovedTable]:
+    before: tuple[int, int] | None = None
+    while page := ctx.store.list_removed_tables(before, _PAGE):
+        yield from page
+        before = page[-1].removed_at, page[-1].id
 
 
 def name_of(ctx: Context, number: int) -> str:
@@ -170,32 +137,12 @@ def name_of(ctx: Context, number: int) -> str:
     return "" if path is None else str(Id(path))
 
 
-def _find_derived(ctx: Context, start: Sequence[int]) -> set[int]:
-    """Return the tables that lineage says were made from some, directly or in several steps."""
-    found, waiting = set[int](), list(start)
-    while waiting and len(found) < MAX_DOWNSTREAM:
-        number = waiting.pop()
-        for branch in {MAIN.key, *ctx.store.recorded_branches(number)}:
-            for record in ctx.store.lineage_from_table(number, branch, _COMMITS):
-                if record.table_id not in found and record.table_id not in start:
-                    found.add(record.table_id)
-                    waiting.append(record.table_id)
-    return found
-
-
 def sources_of(ctx: Context, table: TableRecord) -> list[str]:
     """Return the tables and places that a table was made from, as lineage has them, each once."""
     names = dict[str, None]()
     for record in ctx.store.lineage_of(table.id, MAIN.key, None, _COMMITS):
         names.update(dict.fromkeys(source.name for source in record.sources))
     return list(names)
-
-
-def _removed_tables(ctx: Context) -> Iterator[RemovedTable]:
-    before: tuple[int, int] | None = None
-    while page := ctx.store.list_removed_tables(before, _PAGE):
-        yield from page
-        before = page[-1].removed_at, page[-1].id
 
 
 # Which versions have the rows
@@ -247,11 +194,16 @@ def count_stored(dataset: lance.LanceDataset, predicate: str, limit: int | None 
 
 
 def find_references(
-    ctx: Context, table: TableRecord, predicate: str, branches: Mapping[Branch, lance.LanceDataset]
+    ctx: Context,
+    table: TableRecord,
+    predicate: str | None,
+    branches: Mapping[Branch, lance.LanceDataset],
+    first_clean: int | None = None,
 ) -> list[Reference]:
     """Return the tags of versions that have the rows, or follow one that has.
 
-    An index of a later version may have values of rows that are in its data no more.
+    An index of a later version may have values of rows that are in its data no more. Of a view without a condition, any
+    version of main may have the rows, up to the one that was computed anew (`first_clean`).
     """
     if MAIN not in branches:
         return []
@@ -263,10 +215,14 @@ def find_references(
         branch = Branch.parse(tag["branch"])
         if branch not in branches:
             continue
-        if branch not in firsts:
-            firsts[branch] = _first_with_rows(ctx, table, branch, branches, predicate)
-        first, version = firsts[branch], int(tag["version"])
-        if first is not None and version >= first:
+        version = int(tag["version"])
+        if predicate is None:
+            has_any = branch.is_main and (first_clean is None or version < first_clean)
+        else:
+            if branch not in firsts:
+                firsts[branch] = _first_with_rows(ctx, table, branch, branches, predicate)
+            has_any = version >= first if (first := firsts[branch]) is not None else False
+        if has_any:
             is_snapshot = ctx.store.is_in_snapshot(name, table.id)
             found.append(Reference(name, branch, version, is_snapshot))
     return found
@@ -330,7 +286,7 @@ def refuse_held(ctx: Context, scope: Scope) -> None:
         ctx.store.refuse_under_hold(number, what)
 
 
-def refuse_protected(ctx: Context, scope: Scope, predicate: str, *, end_protected: bool) -> None:
+def refuse_protected(ctx: Context, scope: Scope, *, end_protected: bool) -> None:
     """Check that nothing of the scope keeps rows which match. Nothing is changed.
 
     Raises PermissionDeniedError (a legal hold), InvalidInputError (tags and snapshots, unless they are to be ended; a
@@ -347,9 +303,10 @@ def refuse_protected(ctx: Context, scope: Scope, predicate: str, *, end_protecte
             )
     names = []
     for table in scope.tables:
-        branches = open_branches(ctx, table.location)
-        for branch, dataset in branches.items():
-            _check_condition(ctx, table, branch, dataset, predicate)
+        branches, predicate = open_branches(ctx, table.location), scope.conditions.get(table.id)
+        if predicate is not None:
+            for branch, dataset in branches.items():
+                _check_condition(ctx, table, branch, dataset, predicate)
         for reference in find_references(ctx, table, predicate, branches):
             kind = "snapshot" if reference.is_snapshot else "tag"
             names.append(f"the {kind} '{reference.tag}' of {name_of(ctx, table.id)} (version {reference.version})")

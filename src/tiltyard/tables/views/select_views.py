@@ -111,12 +111,31 @@ def refresh_select(ctx: Context, running: Job) -> Mapping[str, str]:
     """
     submitter_ctx, path = authorize_submitter(ctx, ctx.store.describe_transaction(running.id))
     arguments = running.payload["arguments"]
+    full = bool(arguments.get("full"))
+    return _refresh(ctx, submitter_ctx, running, path, arguments["definition"], arguments.get("source_version"), full)
+
+
+def compute_anew(ctx: Context, submitter_ctx: Context, running: Job, path: Id) -> Mapping[str, str]:
+    """Refresh a view in full, as a part of another job; return the figures. Raises as `refresh_select` does."""
+    return _refresh(ctx, submitter_ctx, running, path, None, None, full=True)
+
+
+def _refresh(
+    ctx: Context,
+    submitter_ctx: Context,
+    running: Job,
+    path: Id,
+    definition: str | None,
+    version: int | None,
+    full: bool,
+) -> Mapping[str, str]:
+    """Refresh a view, again after each concurrent commit; `definition` is the digest that it has to have."""
     for _ in range(_MAX_TRIES):
         view = _SelectView.open(ctx, submitter_ctx, running, path)
-        if view.definition.digest != arguments["definition"]:
+        if definition not in (None, view.definition.digest):
             raise InvalidTableStateError("The definition of the view was changed after this refresh was submitted.")
         try:
-            return view.refresh(arguments.get("source_version"), full=bool(arguments.get("full")))
+            return view.refresh(version, full=full)
         except ConcurrentModificationError:
             running.progress(stage="plan")
     raise ConcurrentModificationError("Concurrent writes to the view do not stop: refresh it without them.")

@@ -292,10 +292,11 @@ def test_missing_names_are_told_with_the_nearest_ones(run: Run) -> None:
 
 
 def test_a_missing_name_without_near_ones_is_told_with_what_to_do(run: Run) -> None:
-    listing = "`tiltyard ls` lists what there is."
-    assert refused(run("show", "qqqq"), 4) == f"Table not found: qqqq. {listing}"
-    assert refused(run("changes", "qqqq.wwww", "--since", "0"), 4) == f"Namespace not found: qqqq. {listing}"
-    assert refused(run("head", "qqqq.wwww"), 4) == f"Namespace not found: qqqq. {listing}"
+    listing = "`tiltyard ls` lists what there is"
+    no_namespace = f"Namespace not found: qqqq. {listing}, `tiltyard mkdir` creates a namespace."
+    assert refused(run("show", "qqqq"), 4) == f"Table not found: qqqq. {listing}."
+    assert refused(run("changes", "qqqq.wwww", "--since", "0"), 4) == no_namespace
+    assert refused(run("head", "qqqq.wwww"), 4) == no_namespace
     assert "Did you mean films?" in refused(run("snapshot", "create", "june", "library.books", "flims"), 4)
     for command in ("ls", "tree", "du"):
         said = run(command, "library.books")

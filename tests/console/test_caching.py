@@ -27,8 +27,10 @@ ADDRESSES = {
     "find": "find?q=films",
 }
 """Addresses of pages that need more than the name of a table."""
-MISSING = {"sign-in/{provider}", "sign-in/{provider}/callback", "access/principal", "job", "job/changes", "branch"}
-"""Pages of what this server does not have, which are errors here; so are forms that are sent without their token."""
+MISSING = {"sign-in/{provider}", "sign-in/{provider}/callback", "access/principal", "access/erasure", "branch"}
+MISSING |= {"job", "job/changes", "events/changes", "events/dead-letters"}
+"""Pages of what this server does not have, or that need more than an address, which are errors here; so are forms that
+are sent without their token."""
 
 
 def fetch_each(http: httpx.Client, route: PageRoute) -> list[httpx.Response]:

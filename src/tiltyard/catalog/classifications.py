@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError, TableNotFoundError
+from msgspec import structs
 
 from tiltyard.access.authorization import (
     are_objects_allowed,
@@ -223,7 +224,7 @@ def _keep_column(ctx: Context, target: _Target, request: models.SetClassificatio
     number = ctx.store.add_classified_column(target.id, found.id(), path)
     column = ctx.store.classified_columns_by_id([number])[number]
     if column.field_id != found.id():
-        ctx.store.move_classified_columns([replace(column, field_id=found.id())])
+        ctx.store.move_classified_columns([structs.replace(column, field_id=found.id())])
     return number
 
 

@@ -97,7 +97,7 @@ def parse_duration(text: str) -> float:
     """Return the seconds of `90`, `30s`, `15m`, `1.5h`, `1d` or `1w`. Raises InvalidInputError."""
     if (found := _DURATION.fullmatch(text.strip().lower())) is None:
         raise InvalidInputError(f"{text[:40]!r} is no duration: write 30s, 15m, 6h, 1d or 1w.")
-    return float(found[1]) * _UNIT_SECONDS[found[2]]
+    return round(float(found[1]) * _UNIT_SECONDS[found[2]], 9)  # 1.1 d are no 95040.00000000001 s
 
 
 def format_duration(seconds: float) -> str:

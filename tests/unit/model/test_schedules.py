@@ -78,7 +78,7 @@ def test_a_late_time_is_missed_unless_it_is_made_up_for() -> None:
 def test_durations_are_read_as_they_are_written() -> None:
     texts = ["90s", "15m", "1.5h", "36h", "1d", "2w", "0.5s"]
     assert [format_duration(parse_duration(text)) for text in texts] == ["90s", "15m", "90m", "36h", "1d", "2w", "0.5s"]
-    assert parse_duration("45") == 45
+    assert parse_duration("45") == 45 and parse_duration("1.1d") == 95_040
     for text in ("", "soon", "1y", "-5m", "1e9", "9" * 20):
         with pytest.raises(InvalidInputError, match="is no duration"):
             parse_duration(text)

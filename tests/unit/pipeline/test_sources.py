@@ -573,6 +573,12 @@ def test_json_bytes_that_are_no_text_are_rejected_and_a_mark_is_none(tmp_path: P
     assert rows.num_rows == 1 and "line 2: " in rejected[0] and "twice" in rejected[0]
 
 
+def test_json_lines_of_two_objects_and_objects_of_two_lines_are_rejected(tmp_path: Path) -> None:
+    for bad in (['{"a": 1}{"a": 2}'], ['{"a": 1} {}', ""], ['{"a": 1}null'], ['{"a":', "1}"]):
+        rows, rejected = rows_of(jsonl(tmp_path, '{"a": 5}', *bad, '{"a": 6}'))
+        assert rows["a"].to_pylist() == [5, 6] and len(rejected) == len([line for line in bad if line]), bad
+
+
 def test_json_lines_that_are_no_objects_or_no_text_are_rejected(tmp_path: Path) -> None:
     lines = [r'{"a": "\ud800"}', "null", '{"a": "x"}', " null", "5", r'{"\udfff": 1}', r'{"a": "\ud83d\ude00"}', "null"]
     rows, rejected = rows_of(jsonl(tmp_path, *lines))

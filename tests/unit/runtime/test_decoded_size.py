@@ -57,6 +57,13 @@ def test_reader_of_a_body_with_a_modest_dictionary_takes_it() -> None:
         assert MemoryBody(body).reader().read_all().num_rows == len(column)
 
 
+def test_dictionary_of_values_without_bytes_costs_nothing_however_many_it_says_that_it_has() -> None:
+    """Values of `struct<>` have no buffer, so that a body of a few bytes may have as many as a number tells."""
+    many = pa.StructArray.from_buffers(pa.struct([]), 1 << 48, [None])
+    batch = pa.record_batch({"column": pa.DictionaryArray.from_arrays(pa.array([0, 1, None], pa.int32()), many)})
+    check_decoded_size([batch], encoded_columns(batch.schema), 1000)
+
+
 def test_check_decoded_size_counts_all_batches_together_and_nulls_as_nothing() -> None:
     batch = pa.record_batch({"column": dictionary(LONG, rows=200)})  # 40 MB each
     columns = encoded_columns(batch.schema)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _NOT_FOUND = frozenset({1, 4, 6, 8, 10, 11, 12, 22})
 """The specification's codes of what does not exist."""
-_NAMESPACE_NOT_FOUND = 1
+_NAMESPACE_NOT_FOUND, _TABLE_NOT_FOUND = 1, 4
 _NOT_ALLOWED = frozenset({15, 16})
 _UNAVAILABLE = frozenset({17, 21})
 _CODES_OF_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
@@ -67,9 +67,12 @@ def status_of(error: LanceNamespaceError) -> ExitStatus:
 
 
 def describe_failure(error: LanceNamespaceError, message: str) -> str:
-    """Return what an operation failed with, with what to do about a namespace that is not there."""
+    """Return what an operation failed with, with what to do about a namespace, or a table, that is not there."""
+    sentence = f"{message.rstrip('.')}. `tiltyard ls` lists what there is"
     if int(error.code) == _NAMESPACE_NOT_FOUND:
-        return f"{message.rstrip('.')}. `tiltyard ls` lists what there is, `tiltyard mkdir` creates a namespace."
+        return f"{sentence}, `tiltyard mkdir` creates a namespace."
+    if int(error.code) == _TABLE_NOT_FOUND:
+        return f"{sentence}."
     return message
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tiltyard.cli.session.failures import CommandError, ExitStatus, exit_on_failure, status_of
+from tiltyard.cli.session.failures import CommandError, ExitStatus, describe_failure, exit_on_failure, status_of
 from tiltyard.cli.session.ids import TypedId
 from tiltyard.model.text.typed_ids import is_server_address
 from tiltyard.runtime.process import describe
@@ -164,9 +164,8 @@ def opened_catalog(
     try:
         yield catalog
     except LanceNamespaceError as error:
-        message = str(error)
-        if isinstance(error, TableNotFoundError | NamespaceNotFoundError):
-            message = _describe_missing(catalog, ids, new_ids) or f"{message}. `tiltyard ls` lists what there is."
+        missing = isinstance(error, TableNotFoundError | NamespaceNotFoundError)
+        message = (_describe_missing(catalog, ids, new_ids) if missing else None) or describe_failure(error, str(error))
         raise CommandError(message, status_of(error)) from error
     finally:
         catalog.close()

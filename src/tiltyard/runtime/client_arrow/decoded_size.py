@@ -23,7 +23,8 @@ SHORT = 256
 """Bytes of a value that may be repeated any number of times: its index or view takes at most `MAX_RATIO` times less."""
 _VIEW = 16
 """Bytes of a view; the first four are the length of its value."""
-_VARYING = (kinds.is_string, kinds.is_large_string, kinds.is_binary, kinds.is_large_binary)
+_VIEWS = (kinds.is_string_view, kinds.is_binary_view)
+_VARYING = (*_VIEWS, kinds.is_string, kinds.is_large_string, kinds.is_binary, kinds.is_large_binary)
 
 
 def encoded_columns(schema: pa.Schema) -> tuple[int, ...]:
@@ -58,7 +59,7 @@ def check_decoded_size(batches: Iterable[pa.RecordBatch], columns: Iterable[int]
 def _is_encoded(kind: pa.DataType) -> bool:
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
-    if kinds.is_dictionary(kind) or kinds.is_string_view(kind) or kinds.is_binary_view(kind):
+    if kinds.is_dictionary(kind) or _is_view(kind):
         return True
     return any(_is_encoded(kind.field(at).type) for at in range(kind.num_fields))
 
@@ -71,8 +72,12 @@ def _decoded_bytes(array: pa.Array) -> int:
     if not _is_encoded(kind):
         return 0
     if kinds.is_dictionary(kind):
-        return _total(pc.take(_lengths(array.dictionary), array.indices))
-    if kinds.is_string_view(kind) or kinds.is_binary_view(kind):
+        values = array.dictionary
+        if _is_varying(values.type):
+            return _total(pc.take(_lengths(values), array.indices))
+        size = -(-values.nbytes // max(1, len(values)))  # those of no bytes may be more than memory holds numbers
+        return size * (len(array) - array.null_count) if size > SHORT else 0
+    if _is_view(kind):
         return _total(_lengths(array))
     if kinds.is_struct(kind):
         return sum(_decoded_bytes(array.field(at)) for at in range(kind.num_fields))
@@ -86,12 +91,17 @@ def _total(lengths: pa.Array) -> int:
     return int(pc.sum(pc.filter(lengths, pc.greater(lengths, SHORT))).as_py() or 0)
 
 
+def _is_view(kind: pa.DataType) -> bool:
+    return any(is_view(kind) for is_view in _VIEWS)
+
+
+def _is_varying(kind: pa.DataType) -> bool:
+    return any(is_varying(kind) for is_varying in _VARYING)
+
+
 def _lengths(values: pa.Array) -> pa.Array:
-    """Return the bytes of each value."""
-    kind = values.type
-    if kinds.is_string_view(kind) or kinds.is_binary_view(kind):
+    """Return the bytes of each value, of a type in which they differ."""
+    if _is_view(values.type):
         views = np.frombuffer(values.buffers()[1], dtype=np.int32).reshape(-1, _VIEW // 4)
         return pa.array(views[values.offset : values.offset + len(values), 0].astype(np.int64))
-    if any(is_varying(kind) for is_varying in _VARYING):
-        return pc.cast(pc.binary_length(values), pa.int64())
-    return pa.array(np.full(len(values), -(-values.nbytes // max(1, len(values))), dtype=np.int64))
+    return pc.cast(pc.binary_length(values), pa.int64())

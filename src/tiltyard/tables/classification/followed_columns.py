@@ -8,8 +8,9 @@ that has either of the two is masked then (`tiltyard.access.classifications.is_c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
 
 from tiltyard.access.classifications import field_identities
 from tiltyard.model.columns.vector_columns import quote_path
@@ -78,7 +79,7 @@ def _restored(column: ClassifiedColumn, fields: Mapping[int, str]) -> Classified
     for number, path in column.earlier:
         if fields.get(number, "").casefold() == path.casefold():
             earlier = {*column.earlier, *(() if column.path is None else ((column.field_id, column.path),))}
-            return replace(column, field_id=number, path=path, earlier=tuple(sorted(earlier)))
+            return structs.replace(column, field_id=number, path=path, earlier=tuple(sorted(earlier)))
     return None
 
 
@@ -87,7 +88,7 @@ def _moved(column: ClassifiedColumn, field_id: int, path: str | None) -> Classif
     if column.path is None or (field_id, path) == (column.field_id, column.path):
         return column
     earlier: set[Identity] = {*column.earlier, (column.field_id, column.path)}
-    return replace(column, field_id=field_id, path=path, earlier=tuple(sorted(earlier)))
+    return structs.replace(column, field_id=field_id, path=path, earlier=tuple(sorted(earlier)))
 
 
 def _renamed(column: ClassifiedColumn, renamed: Mapping[Names, str]) -> str | None:

@@ -9,7 +9,9 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import boto3
 
@@ -45,17 +47,33 @@ class S3Server:
             "allow_http": "true",
         }
 
-    def new_bucket(self, name: str) -> str:
-        """The URI of a new bucket."""
-        client = boto3.client(
+    @cached_property
+    def client(self) -> Any:
+        """A client of it."""
+        return boto3.client(
             "s3",
             endpoint_url=self.endpoint,
             aws_access_key_id="testing",
             aws_secret_access_key="testing",
             region_name="us-east-1",
         )
-        client.create_bucket(Bucket=name)
+
+    def new_bucket(self, name: str) -> str:
+        """The URI of a new bucket."""
+        self.client.create_bucket(Bucket=name)
         return f"s3://{name}"
+
+    def list_keys(self, bucket: str, prefix: str = "") -> list[str]:
+        """The keys of a bucket's objects."""
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        return [entry["Key"] for page in pages for entry in page.get("Contents", ())]
+
+    def copy_bucket(self, source: str, target: str) -> None:
+        """Make the objects of a bucket those of another one."""
+        for key in self.list_keys(target):
+            self.client.delete_object(Bucket=target, Key=key)
+        for key in self.list_keys(source):
+            self.client.copy_object(Bucket=target, Key=key, CopySource={"Bucket": source, "Key": key})
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.sweep.spark import SharedSpark
 from tests.faults.sweep.spark_jobs import SPARK_JOBS
-from tests.faults.sweep.sweep import Databases, of_commit, sweep
+from tests.faults.sweep.sweep import Servers, of_commit, sweep
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,6 +25,6 @@ def test_job_on_spark_killed_at_some_of_its_writes_keeps_its_promise(
 ) -> None:
     """Drivers at a write in the middle, as renewals of a lease are some more or fewer; workers at their first one."""
     middle = not SPARK_JOBS[name].in_tasks
-    done = sweep(name, tmp_path, Databases(), lambda writes: [middle * len(writes) // 2], SharedSpark(spark))
+    done = sweep(name, tmp_path, Servers(), lambda writes: [middle * len(writes) // 2], SharedSpark(spark))
     assert done.kills and "the end" not in done.kills
     assert not done.complaints, "\n".join(done.complaints)

@@ -1,7 +1,7 @@
 """`python -m tests.faults.sweep [NAME…]`: kill operations at all of their writes, and list the writes not reached.
 
-With `--every N` at each N-th alone, with `--postgres` on PostgreSQL. `--record` notes the functions reached in
-`reached.txt`. Ends with status 1 where a promise did not hold.
+With `--every N` at each N-th alone, with `--postgres` on PostgreSQL, with `--s3` with tables in a bucket of S3.
+`--record` notes the functions reached in `reached.txt`. Ends with status 1 where a promise did not hold.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from tests.faults.sweep.operations import OPERATIONS
 from tests.faults.sweep.places import reached_places, record, write_places
 from tests.faults.sweep.spark import SharedSpark
 from tests.faults.sweep.spark_jobs import SPARK_JOBS
-from tests.faults.sweep.sweep import Databases, Sweep, sweep, thinned
+from tests.faults.sweep.sweep import Servers, Sweep, sweep, thinned
 from tests.services.postgres import postgres_server
+from tests.services.s3 import s3_server
 from tests.spark.conftest import start_session
 
 
@@ -26,19 +27,21 @@ def main() -> int:
     parser.add_argument("names", nargs="*", choices=[*OPERATIONS, []], metavar="NAME", help=", ".join(OPERATIONS))
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--postgres", action="store_true")
+    parser.add_argument("--s3", action="store_true")
     parser.add_argument("--record", action="store_true")
     options = parser.parse_args()
-    names = options.names or list(OPERATIONS)
+    names = options.names or [name for name, each in OPERATIONS.items() if not (options.s3 and each.on_disk)]
     with (
         tempfile.TemporaryDirectory(prefix="sweep-") as folder,
         postgres_server() if options.postgres else nullcontext() as postgres,
+        s3_server() if options.s3 else nullcontext() as objects,
         start_session("local[1]") if SPARK_JOBS.keys() & set(names) else nullcontext() as session,
     ):
-        databases, spark = Databases(postgres), None
+        servers, spark = Servers(postgres, objects), None
         if session is not None:
             session.sparkContext.setLogLevel("OFF")  # it misses the drivers that were killed
             spark = SharedSpark(session)
-        sweeps = [_report(sweep(name, Path(folder) / name, databases, thinned(options.every), spark)) for name in names]
+        sweeps = [_report(sweep(name, Path(folder) / name, servers, thinned(options.every), spark)) for name in names]
     reached = reached_places(kill for each in sweeps for kill in each.kills) & write_places()
     if options.record:
         record(reached)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fnmatch
+import os
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import psycopg
 import pyarrow as pa
 
 import tiltyard
+from tests.services.s3 import S3Server
 from tests.services.wire import stream
 from tiltyard.bootstrap import open_services, register_operations
 from tiltyard.config import load_settings
@@ -25,18 +29,21 @@ from tiltyard.tables.upkeep.garbage import CollectOptions, collect
 from tiltyard.worker import Worker
 
 MOUNT = "theirs"
+BUCKET = "SWEEP_BUCKET"
+"""The variable with the bucket of an installation on an object store."""
 
 
 @dataclass(frozen=True)
 class Installation:
-    """A folder with a root, and with whatever else an operation writes to; and a database."""
+    """A folder with whatever an operation writes to; a database; and a root, in the folder or on an object store."""
 
     folder: Path
     url: str
+    bucket: str = ""
 
     @property
-    def root(self) -> Path:
-        return self.folder / "root"
+    def root(self) -> str:
+        return f"s3://{self.bucket}/root" if self.bucket else str(self.folder / "root")
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -44,7 +51,7 @@ class Installation:
         lake = self.folder / "lake"
         mount = {"kind": "dir", "root": str(lake), "mode": "manifest", "max_age": 0.0, "allowed_locations": [str(lake)]}
         return {
-            "root": str(self.root),
+            "root": self.root,
             "db": self.url,
             "mounts": {MOUNT: mount} if lake.exists() else {},
             "retention_days": 0.0,
@@ -122,22 +129,37 @@ def work_off(namespace: tiltyard.Namespace) -> None:
         pass
 
 
+def list_files(place: str) -> Mapping[str, Callable[[], bytes]]:
+    """Return the files below a folder, or a URI of the object store, by their paths in it, and how each is read."""
+    if not place.startswith("s3://"):
+        folder = Path(place)
+        return {str(file.relative_to(folder)): file.read_bytes for file in folder.rglob("*") if file.is_file()}
+    server = S3Server(os.environ["AWS_ENDPOINT"])
+    bucket, _, prefix = place.removeprefix("s3://").partition("/")
+
+    def read(key: str) -> bytes:
+        content: bytes = server.client.get_object(Bucket=bucket, Key=key)["Body"].read()
+        return content
+
+    keys = server.list_keys(bucket, f"{prefix}/")
+    return {key.removeprefix(f"{prefix}/"): partial(read, key) for key in keys}
+
+
 def unneeded_files(location: str) -> Iterator[str]:
     """Iterate over the files of a table that none of its versions needs, as Lance tells them."""
-    folder, dataset, needed = Path(location), lance.dataset(location), set[str]()
+    files, dataset, needed = list_files(location), lance.dataset(location), set[str]()
     versions = [dataset.checkout_version(entry["version"]) for entry in dataset.versions()]
     for version in versions:
         for fragment in version.get_fragments():
             needed |= {f"data/{file.path}" for file in fragment.data_files()}
             needed |= {fragment.deletion_file() or ""}
         needed |= {f"_indices/{part.uuid}" for index in version.describe_indices() for part in index.segments}
-    for file in folder.rglob("*"):
-        path = file.relative_to(folder)
-        unit = "/".join(path.parts[:2])
-        if file.is_file() and unit not in needed and path.parts[0] not in ("_versions", "_transactions"):
-            yield str(path)
+    for path in files:
+        parts = path.split("/")
+        if "/".join(parts[:2]) not in needed and parts[0] not in ("_versions", "_transactions"):
+            yield path
     for pattern in ("_versions/*.manifest", "_transactions/*"):
-        if (count := len(list(folder.glob(pattern)))) > len(versions):
+        if (count := len(fnmatch.filter(files, pattern))) > len(versions):
             yield f"{count} files {pattern} of {len(versions)} versions"
 
 

@@ -41,7 +41,7 @@ def prepare(job: str, make: Callable[[Installation, tiltyard.Namespace], Mapping
 
 
 def catalog_of(installation: Installation) -> CatalogConnection:
-    return connection(str(installation.root), {"db": installation.url})
+    return connection(installation.root, {"db": installation.url})
 
 
 def drive(installation: Installation, begin: Begin = lambda: None, session: LazySession | None = None) -> None:

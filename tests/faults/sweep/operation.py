@@ -24,3 +24,5 @@ class SweptOperation:
     finish: Callable[[Installation], None]
     in_tasks: bool = False
     """Whether the writes are those of Spark's Python workers, of which one is killed: their driver goes on."""
+    on_disk: bool = False
+    """Whether it is of files of a disk, and cannot be tried with an object store."""

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from pathlib import Path
 
 import lance
 import pyarrow as pa
@@ -255,7 +256,7 @@ def backups(installation: Installation) -> str:
 
 
 def place_of(installation: Installation) -> tuple[str, ...]:
-    return "--root", str(installation.root), "--db", installation.url
+    return "--root", installation.root, "--db", installation.url
 
 
 def check_backups(installation: Installation) -> list[str]:
@@ -327,7 +328,7 @@ def finish_restore(installation: Installation) -> None:
 
 def prepare_upgrade(installation: Installation) -> None:
     """A catalog of an early schema, with rows of its time."""
-    make_catalog(installation.url, EARLY_SCHEMA, installation.root)
+    make_catalog(installation.url, EARLY_SCHEMA, Path(installation.root))
 
 
 def upgrade(installation: Installation, begin: Begin) -> None:
@@ -339,10 +340,10 @@ def finish_upgrade(installation: Installation) -> None:
     """The database has the old schema or the new one, and opens."""
     [(number,)] = installation.sql("SELECT MAX(version) FROM schema_migrations")
     assert number in (EARLY_SCHEMA, LATEST), number
-    with tiltyard.Namespace(str(installation.root), installation.url, jobs=0) as namespace:
+    with tiltyard.Namespace(installation.root, installation.url, jobs=0) as namespace:
         check_entries(namespace, EARLY_SCHEMA)
-        check_rows(namespace, installation.root, EARLY_SCHEMA)
-        check_access(namespace, str(installation.root), installation.url, EARLY_SCHEMA)
+        check_rows(namespace, Path(installation.root), EARLY_SCHEMA)
+        check_access(namespace, installation.root, installation.url, EARLY_SCHEMA)
 
 
 EARLY_SCHEMA = 12
@@ -358,7 +359,7 @@ def prepare_rotation(installation: Installation) -> None:
     for name in ("old", "new"):
         (installation.folder / f"{name}.key").write_text(base64.b64encode(os.urandom(32)).decode())
     keys = keys_setting(installation, "old")
-    with tiltyard.Namespace(str(installation.root), installation.url, jobs=0, secret_keys=keys) as namespace:
+    with tiltyard.Namespace(installation.root, installation.url, jobs=0, secret_keys=keys) as namespace:
         for name in SECRETS:
             namespace.call("CreateSecret", {"id": [name], "value": f"value of {name}"})
 
@@ -371,7 +372,7 @@ def rotate(installation: Installation, begin: Begin = lambda: None) -> None:
 
 def check_secrets(installation: Installation, *keys: str) -> None:
     setting = keys_setting(installation, *keys)
-    with tiltyard.Namespace(str(installation.root), installation.url, jobs=0, secret_keys=setting) as namespace:
+    with tiltyard.Namespace(installation.root, installation.url, jobs=0, secret_keys=setting) as namespace:
         ctx = Context(namespace._services)
         for name in SECRETS:
             record = ctx.store.describe_secret(ctx.store.describe_namespace(Id()).id, name)
@@ -394,7 +395,7 @@ def prepare_mirror(installation: Installation) -> None:
     with installation.namespace() as namespace:
         for name in ("renamed", "dropped", "stays"):
             create_table(namespace, [name], 1)
-        target = {"root": str(installation.root), "mode": "manifest"}
+        target = {"root": installation.root, "mode": "manifest"}
         namespace.call("CreatePublication", {"publication": "p", "kind": "dir", "settings": target, "namespace": []})
     sync_mirror(installation)
     with installation.namespace() as namespace:
@@ -415,7 +416,7 @@ def finish_mirror(installation: Installation) -> None:
     installation.expire_leases()
     sync_mirror(installation)
     assert installation.sql("SELECT error FROM publications") == [(None,)]
-    target = open_catalog("dir", {"root": str(installation.root), "mode": "manifest"})
+    target = open_catalog("dir", {"root": installation.root, "mode": "manifest"})
     with closing(target):
         found = {name: target.get_table(Id((name,))).location for name in target.list_tables(Id()).names}
     assert found == dict(installation.sql("SELECT name, location FROM tables"))
@@ -527,9 +528,9 @@ OPERATIONS: dict[str, SweptOperation] = {
     "backup": SweptOperation(prepare_backup, take_backup, finish_backup),
     "backup-prune": SweptOperation(prepare_prune, prune_backups, finish_prune),
     "restore": SweptOperation(prepare_backup, restore_backup, finish_restore),
-    "upgrade": SweptOperation(prepare_upgrade, upgrade, finish_upgrade),
+    "upgrade": SweptOperation(prepare_upgrade, upgrade, finish_upgrade, on_disk=True),
     "key-rotation": SweptOperation(prepare_rotation, rotate, finish_rotation),
-    "mirror": SweptOperation(prepare_mirror, sync_mirror, finish_mirror),
+    "mirror": SweptOperation(prepare_mirror, sync_mirror, finish_mirror, on_disk=True),
     "upkeep": SweptOperation(prepare_upkeep, run_upkeep, finish_upkeep),
     "schedules": SweptOperation(prepare_schedules, queue_jobs, finish_schedules),
     **REMOVALS,

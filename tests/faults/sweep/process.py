@@ -13,14 +13,14 @@ import signal
 import sys
 from pathlib import Path
 
-from tests.faults.sweep.installation import Installation
+from tests.faults.sweep.installation import BUCKET, Installation
 from tests.faults.sweep.operations import OPERATIONS
 from tests.faults.sweep.spark import TASK_FAULT
 from tiltyard.runtime import failpoints
 
 
 def main(name: str, step: str, folder: str, url: str, number: str = "") -> None:
-    installation, operation = Installation(Path(folder), url), OPERATIONS[name]
+    installation, operation = Installation(Path(folder), url, os.environ.get(BUCKET, "")), OPERATIONS[name]
     if step != "run":
         getattr(operation, step)(installation)
         return

@@ -9,7 +9,15 @@ import lance.fragment
 import pyarrow as pa
 from lance_namespace.errors import PermissionDeniedError
 
-from tests.faults.sweep.installation import Installation, create_table, insert, rows, unneeded_files, work_off
+from tests.faults.sweep.installation import (
+    Installation,
+    create_table,
+    insert,
+    list_files,
+    rows,
+    unneeded_files,
+    work_off,
+)
 from tests.faults.sweep.operation import Begin, SweptOperation
 from tests.services.wire import stream
 from tiltyard.model.principals import Principal
@@ -24,8 +32,7 @@ def people(*ids: int) -> pa.Table:
 
 
 def files_with_erased_value(installation: Installation) -> list[str]:
-    files = (file for file in installation.root.rglob("*") if file.is_file())
-    return [str(file) for file in files if ERASED.encode() in file.read_bytes()]
+    return [path for path, read in list_files(installation.root).items() if ERASED.encode() in read()]
 
 
 def prepare_erasure(installation: Installation) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,10 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from zlib import crc32
 
-from tests.faults.sweep.installation import Installation
+from tests.faults.sweep.installation import BUCKET, Installation
 from tests.faults.sweep.spark import SharedSpark
 from tests.services.forked_process import run_tiltyard
 from tests.services.postgres import PostgresServer
+from tests.services.s3 import CREDENTIALS, S3Server
 
 MODULE = "tests.faults.sweep.process"
 HERE = Path(__file__).parent
@@ -51,17 +53,18 @@ def of_commit(names: Iterable[str], count: int) -> list[str]:
     return sorted(names, key=lambda name: crc32(name.encode() + commit))[:count]
 
 
-class Databases:
-    """Where the catalogs of sweeps are: in their folders, or in a PostgreSQL."""
+class Servers:
+    """Where the state of sweeps is: in their folders, or the catalog in a PostgreSQL, and tables on an object store."""
 
-    def __init__(self, postgres: PostgresServer | None = None) -> None:
+    def __init__(self, postgres: PostgresServer | None = None, objects: S3Server | None = None) -> None:
         self._postgres = postgres
+        self._objects = objects
 
     def new_url(self, folder: Path) -> str:
         return f"sqlite:///{folder}/catalog.db" if self._postgres is None else self._postgres.new_database()
 
     @contextmanager
-    def copy(self, url: str) -> Iterator[str]:
+    def copy_database(self, url: str) -> Iterator[str]:
         """Yield a database like another one: in PostgreSQL a copy, else what the folder has."""
         if self._postgres is None:
             yield url
@@ -72,11 +75,29 @@ class Databases:
         finally:
             self._postgres.drop_database(copied)
 
+    def new_bucket(self, name: str) -> Mapping[str, str]:
+        """Make a bucket, and one to save it in; return the variables of processes whose tables are there."""
+        if self._objects is None:
+            return {}
+        for bucket in (name, f"{name}-saved"):
+            self._objects.new_bucket(bucket)
+        options = json.dumps(self._objects.options)
+        places = {"AWS_ENDPOINT": self._objects.endpoint, "AWS_ALLOW_HTTP": "true", BUCKET: name}
+        return {**CREDENTIALS, **places, "TILTYARD_STORAGE_OPTIONS": options}
+
+    def save_bucket(self, name: str) -> None:
+        if self._objects is not None:
+            self._objects.copy_bucket(name, f"{name}-saved")
+
+    def put_back_bucket(self, name: str) -> None:
+        if self._objects is not None:
+            self._objects.copy_bucket(f"{name}-saved", name)
+
 
 def sweep(
     name: str,
     folder: Path,
-    databases: Databases,
+    servers: Servers,
     choose: Choice,
     spark: SharedSpark | None = None,
 ) -> Sweep:
@@ -85,18 +106,20 @@ def sweep(
     Jobs on Spark need `spark`.
     """
     done, work, saved = Sweep(name), folder / "work", folder / "saved"
-    environ = {} if spark is None else spark.environ
+    environ = {**servers.new_bucket(name), **({} if spark is None else spark.environ)}
     work.mkdir(parents=True)
-    url = databases.new_url(work)
+    url = servers.new_url(work)
     _run(name, "prepare", work, url, environ)
     Installation(work, url).save(saved)
-    with databases.copy(url) as copied:
+    servers.save_bucket(name)
+    with servers.copy_database(url) as copied:
         _run(name, "run", work, copied, environ)
         done.writes = (folder / "work.armed").read_text().splitlines()
         _finish(done, work, copied, "no kill", environ)
     for number in choose(done.writes):
         Installation(work, url).put_back(saved)
-        with databases.copy(url) as copied:
+        servers.put_back_bucket(name)
+        with servers.copy_database(url) as copied:
             place = _kill(name, work, copied, number, environ)
             done.kills.append(place)
             _finish(done, work, copied, f"a kill at write {number}, {place}", environ)

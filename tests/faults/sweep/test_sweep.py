@@ -14,8 +14,9 @@ import pytest
 from tests.faults.sweep.operations import OPERATIONS
 from tests.faults.sweep.places import NOT_SWEPT, REACHED, UNREACHED, read_places, write_places
 from tests.faults.sweep.spark_jobs import SPARK_JOBS
-from tests.faults.sweep.sweep import Databases, of_commit, sweep
+from tests.faults.sweep.sweep import Servers, of_commit, sweep
 from tests.services.postgres import postgres_server
+from tests.services.s3 import s3_server
 
 ALWAYS = ("snapshot-drop", "key-rotation")
 KILLS = 2
@@ -28,22 +29,29 @@ def spread(writes: Sequence[str]) -> range:
     return range(len(writes) // (2 * KILLS), len(writes), max(len(writes) // KILLS, 1))
 
 
-def check(name: str, folder: Path, databases: Databases) -> None:
-    done = sweep(name, folder, databases, spread)
+def check(name: str, folder: Path, servers: Servers) -> None:
+    done = sweep(name, folder, servers, spread)
     assert len(done.kills) >= KILLS, "the operation writes nothing that is seen"
     assert not done.complaints, "\n".join(done.complaints)
 
 
 @pytest.mark.parametrize("name", [*ALWAYS, *(pytest.param(name, marks=pytest.mark.extended) for name in OFTEN)])
 def test_operation_killed_at_some_of_its_writes_keeps_its_promise(name: str, tmp_path: Path) -> None:
-    check(name, tmp_path, Databases())
+    check(name, tmp_path, Servers())
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("name", ["upgrade", "key-rotation", "snapshot-create"])
 def test_operation_killed_on_postgres_keeps_its_promise(name: str, tmp_path: Path) -> None:
     with postgres_server() as postgres:
-        check(name, tmp_path, Databases(postgres))
+        check(name, tmp_path, Servers(postgres))
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", ["collection", "job-upsert"])
+def test_operation_killed_with_tables_in_a_bucket_keeps_its_promise(name: str, tmp_path: Path) -> None:
+    with s3_server() as objects:
+        check(name, tmp_path, Servers(objects=objects))
 
 
 def test_every_write_of_the_source_is_swept_or_says_why_not() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from lance_namespace.errors import LanceNamespaceError
@@ -15,6 +15,7 @@ import tiltyard.catalog
 import tiltyard.identity
 import tiltyard.tables
 from tiltyard.access.protections import ProtectionChecks
+from tiltyard.access.quotas import QuotaChecks
 from tiltyard.access.rights import RightsCache
 from tiltyard.catalog.mounts.mounts import make_mounts
 from tiltyard.catalog.table_servers import TableServers
@@ -35,6 +36,7 @@ from tiltyard.storage import Storage, StorageError
 from tiltyard.store import StoreVersionError, open_store
 from tiltyard.tables.commits.commit_handler import commit_route
 from tiltyard.tables.commits.process_state import CommitLog, FinalizingBackoff, KnownTables
+from tiltyard.tables.commits.written_rows import read_written_rows
 
 if TYPE_CHECKING:
     from tiltyard.access.decisions.decisions import Decisions
@@ -95,6 +97,7 @@ def open_services(settings: Settings, *, database_alone: bool = False) -> Servic
         clock=store.clock,
         rights_cache=rights_cache,
         protections=ProtectionChecks(store),
+        quotas=QuotaChecks(store, partial(read_written_rows, storage)),
         commit_log=CommitLog(storage.settle_manifests, store.mark_finalized, store.note_changes),
         known_tables=KnownTables(),
         outage_log=OutageLog(storage.roots.locations, database),

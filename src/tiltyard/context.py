@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tiltyard.model.decisions import AskedObject
     from tiltyard.model.freshness import Freshness
     from tiltyard.model.paging import Paging
+    from tiltyard.model.quotas import Resource
     from tiltyard.model.settings.secret_keys import SecretKeys
     from tiltyard.mounts.registry.mounts import Mounts
     from tiltyard.runtime.budgets import MemoryBudget
@@ -65,6 +66,19 @@ class ProtectionChecks(Protocol):
     @property
     def has_approvals(self) -> bool: ...
     def running_approved(self, ctx: Context, name: str, request: Any) -> AbstractContextManager[Context]: ...
+
+
+class QuotaChecks(Protocol):
+    """What quotas refuse, and the counts of what is used: see tiltyard.access.quotas."""
+
+    def start(self) -> None: ...
+    def check_requests(self, principal: str, path: Sequence[str] = ()) -> None: ...
+    def count_request(self, principal: str, path: Sequence[str] | None = None) -> None: ...
+    def check_storing(self, principal: str, request: Any, resources: Sequence[Resource]) -> None: ...
+    def refresh_next(self) -> None: ...
+    def note_version(self, table_id: int, branch: str, version: int, whose: Mapping[str, int] | str) -> None: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Decisions(Protocol):
@@ -173,6 +187,7 @@ class Services:
     clock: Callable[[], int]
     rights_cache: RightsCache
     protections: ProtectionChecks
+    quotas: QuotaChecks
     commit_log: CommitLog
     known_tables: KnownTables
     outage_log: OutageLog
@@ -205,6 +220,7 @@ class Services:
             if self.sql_processes is not None:
                 closing.callback(self.sql_processes.close)
             closing.callback(self.mounts.close)
+            closing.callback(self.quotas.close)
             closing.callback(self.commit_log.close)
             if self.decisions is not None:
                 closing.callback(self.decisions.close)

@@ -282,6 +282,13 @@ def _named(**more: Any) -> Row:
     return Row(lambda scene, place: {"object_kind": "table", "id": scene.table(place), **more})
 
 
+def _limited(admin: Admin) -> Fields:
+    """A quota that there is."""
+    fields = {"principal": "nobody", "resource": "jobs"}
+    admin.call("SetQuota", {**fields, "hard": 1})
+    return fields
+
+
 def _protected(scene: Scene, place: Place) -> Fields:
     """A protection of a table; where there is no table, there is none."""
     fields = {"object_kind": "table", "id": scene.table(place), "kind": "deletion"}
@@ -445,6 +452,7 @@ ROWS: dict[str, Row] = {
     "ListPublications": alone(),
     "ListRoleBindings": alone(),
     "ListProtections": _named(),
+    "ListQuotas": alone(),
     "ListRoles": alone(),
     "ListSchedules": alone(),
     "ListSecrets": on_namespace(),
@@ -505,6 +513,9 @@ ROWS: dict[str, Row] = {
     "SetTablePrimaryKey": on_table(columns=["id"]),
     "SetTableMaxAge": on_table(max_age_seconds=60),
     "SetProtection": _named(kind="deletion"),
+    "SetQuota": alone(principal="nobody", resource="tables", hard=1),
+    "DropQuota": by_admin(_limited),
+    "ListUsage": alone(),
     "SetTablePolicy": on_table(name="all", filter="true"),
     "SubmitJob": Row(lambda scene, place: {"name": JOB, "table": scene.table(place)}),
     "SyncPublication": by_admin(_published),

@@ -12,7 +12,7 @@ import pytest
 from lance_namespace.errors import ErrorCode, LanceNamespaceError, from_error_code
 
 import tiltyard
-from tests.services.protections import NOTHING_PROTECTED
+from tests.services.protections import NOTHING_LIMITED, NOTHING_PROTECTED
 from tests.services.secured import Secured, secured_server
 from tests.services.stub_catalog import StubRequest, stub_catalog
 from tiltyard.api.errors import STATUS
@@ -212,7 +212,10 @@ def tries(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
             monkeypatch.setattr(in_process_caller, "find_handler", find_handler)
             services: Any = SimpleNamespace(
-                settings=SimpleNamespace(root="here"), protections=NOTHING_PROTECTED, decisions=None
+                settings=SimpleNamespace(root="here"),
+                protections=NOTHING_PROTECTED,
+                quotas=NOTHING_LIMITED,
+                decisions=None,
             )
             caller = InProcessCaller(services, OPERATOR)
         yield make

@@ -143,6 +143,30 @@ def test_classifications_and_protections_change_by_their_parts(tmp_path: Path, c
     catalog.apply(write(tmp_path / "lifted.yaml", "protections: {}\n"), "--delete")
 
 
+def test_quotas_change_by_resource_and_are_for_administrators(tmp_path: Path, catalog: Catalog) -> None:
+    catalog.apply(write(tmp_path / "namespaces.yaml", "namespaces: {limited: {}}\n"))
+    text = "quotas:\n  namespace:limited: {tables: {hard: 5}, jobs: {soft: 1}}\n"
+    catalog.apply(write(tmp_path / "q.yaml", text))
+    assert catalog.run("plan", tmp_path / "q.yaml").exit_code == 0
+    other = text.replace("{hard: 5}, jobs: {soft: 1}", "{soft: 4, hard: 6}") + "  principal:ann: {bytes: {hard: 9}}\n"
+    planned = catalog.run("plan", write(tmp_path / "q.yaml", other), "--delete").stdout
+    for line in ("~ quotas of namespace:limited", "    - jobs: ", "+ quotas of principal:ann"):
+        assert line in planned, planned
+    catalog.apply(tmp_path / "q.yaml", "--delete")
+    assert catalog.run("plan", tmp_path / "q.yaml", "--delete").exit_code == 0
+    listed = entries(catalog, "ListQuotas", "quotas")
+    assert {(each.get("principal"), each["resource"], each.get("soft"), each.get("hard")) for each in listed} == {
+        ("ann", "bytes", None, 9),
+        (None, "tables", 4, 6),
+    }
+    wrong = write(
+        tmp_path / "wrong.yaml", "quotas:\n  table:a: {tables: {hard: 1}}\n  principal:b: {smells: {hard: 1}}\n"
+    )
+    assert "quotas are of" in catalog.run("plan", wrong).output
+    catalog.apply(write(tmp_path / "none.yaml", "quotas: {}\n"), "--delete")
+    assert entries(catalog, "ListQuotas", "quotas") == []
+
+
 def test_view_is_made_again_with_a_word_and_its_grants_come_back(tmp_path: Path, catalog: Catalog) -> None:
     text = """\
 namespaces: {{seen: {{}}}}

@@ -124,6 +124,10 @@ def fill(catalog: Catalog, folder: Path, elsewhere: Path) -> None:
         hidden = {"mask": "expression", "expression": "upper(value())", "exempt_roles": ["analysts"]}
         call("SetClassificationPolicy", name="mails", key="pii", value="mail", **hidden)
         call("SetClassificationPolicy", name="europe", key="region", filter="in_group('eu')", mask="null")
+        call("SetQuota", namespace=["lab"], resource="tables", soft=500, hard=1000)
+        call("SetQuota", namespace=["lab"], resource="bytes", soft=10**12)
+        call("SetQuota", namespace=[], resource="jobs", hard=1000)
+        call("SetQuota", principal="group: x", resource="requests_per_minute", hard=600)
         call("SetProtection", object_kind="namespace", id=["lab"], kind="deletion")
         call("SetProtection", object_kind="table", id=["lab", "z"], kind="hold", reason="case 4711")
         needing = {"kind": "approval", "operations": ["DropTable", "UpdateTable"], "reason": "two: of us"}

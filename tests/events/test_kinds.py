@@ -79,6 +79,7 @@ KINDS: dict[str, tuple[str, ...] | str] = {
     "DropMaterializedView": ("table.dropped",),
     "DropNamespace": ("namespace.dropped", "table.dropped"),
     "DropPublication": ("publication.dropped",),
+    "DropQuota": ("quota.dropped",),
     "DropRole": ("role.dropped",),
     "DropSchedule": ("schedule.dropped",),
     "DropSecret": ("secret.dropped",),
@@ -119,6 +120,7 @@ KINDS: dict[str, tuple[str, ...] | str] = {
     "SetClassification": ("classification.set",),
     "SetClassificationPolicy": ("classification.policy.set",),
     "SetProtection": ("protection.set",),
+    "SetQuota": ("quota.set",),
     "SetTableContract": (ALTERED,),
     "SetTableMaxAge": ("table.max_age.set", "table.max_age.dropped"),
     "SetTablePolicy": ("policy.set",),
@@ -166,9 +168,11 @@ TABLES_WITHOUT = {
     "secrets": OF_SERVERS,
     "signing_keys": OF_SERVERS,
     "snapshot_tables": PART,
+    "table_usage": "what was used, some seconds later: its commits have events",
     "upkeep": INDEX,
     "upload_parts": WORK,
     "uploads": WORK,
+    "usage_counts": "what was used, by the second: quotas have events",
 }
 
 

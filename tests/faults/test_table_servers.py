@@ -105,3 +105,27 @@ def test_queries_are_forwarded_once_to_a_server_that_keeps_their_table(
     second.kill()
     for name in others:
         assert SERVER.decode() not in ask(wire, name, f"after-{name}").headers
+
+
+def test_a_forwarded_query_is_counted_once_in_what_its_caller_has_used(
+    sharing: tuple[ServerProcess, ServerProcess], talk: Callable[[ServerProcess], Wire]
+) -> None:
+    first, second = sharing
+    wire, other = talk(first), talk(second)
+    name = name_of([first.url, second.url, AWAY], [second.url, AWAY])
+    wire.good(wire.table([name], "create", stream(ROWS)))
+
+    def counted() -> int:
+        """Return the requests about what is in the root; those for usage itself name nothing."""
+        days = wire.good(wire.http.post("/tiltyard/v1/usage", json={}))["days"]
+        return sum(each["requests"] for each in days if each.get("namespace") == [])
+
+    wait_until(lambda: counted() == 1, "the creation is counted")
+    for number in range(5):
+        response = wire.http.post(f"/v1/table/{name}/query", json={"k": 1, "vector": {}, "filter": f"id <> {number}"})
+        assert response.headers[SERVER.decode()] == second.url
+    wait_until(lambda: counted() >= 6, "the queries are counted")
+    direct = {"k": 1, "vector": {}, "filter": "id <> 9"}
+    assert other.http.post(f"/v1/table/{name}/query", json=direct).status_code == 200
+    wait_until(lambda: counted() >= 7, "the other server has added what it has counted, too")
+    assert counted() == 7

@@ -9,7 +9,7 @@ import pytest
 
 from tiltyard.context import Services
 
-ORDER = ["decisions", "commit_log", "mounts", "sql_processes", "sql_sessions", "storage", "store"]
+ORDER = ["decisions", "commit_log", "quotas", "mounts", "sql_processes", "sql_sessions", "storage", "store"]
 
 
 def services(closed: list[str], failing: str = "", **fields: Any) -> Any:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.store.events.outbox import EventRecord
 
-_OF_ACCESS = ("grant.", "policy.", "approval.", "erasure.", "secret.")
+_OF_ACCESS = ("grant.", "policy.", "approval.", "erasure.", "secret.", "quota.")
 """Beginnings of the types that take `manage_grants` on their object."""
 _OLD_ID = "old_id"
 

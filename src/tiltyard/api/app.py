@@ -6,6 +6,7 @@ Route → authenticate → bind → execute (which authorizes first, where the o
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -128,17 +129,23 @@ class Api:
         if exchange.body is None and not route.takes_upload:
             exchange.body = await exchange.read_body(self._services.settings.max_json_bytes)
         request = self._bind(route, ctx, segments, query, headers, exchange)
+        named = (request.id or ()) if route.names_object else ()
+        _check_quotas(route, ctx, named)
         if exchange.deadline is not None and route.takes_upload:
             ctx = dialect.apply_deadline(route.operation, ctx, request, exchange.deadline)
         execution = route.execution if exchange.idempotent is None else route.idempotent
         assert execution is not None
-        if route.names_object and (found := self._services.mounts.find(request.id or ())) is not None:
+        if named and (found := self._services.mounts.find(named)) is not None:
             is_idempotent = exchange.idempotent is not None
             ctx, execution = await mounted.prepare(route, execution, ctx, request, *found, is_idempotent=is_idempotent)
+        counted: Sequence[str] | None = None  # of one that fails, whether or not the caller may see what it names
         try:
             response = await execution.run(exchange, ctx, request)
+            counted = _place_of(route, named)
             await self._render(route, response, exchange)
         finally:
+            if exchange.log.forwarded_for is None:
+                self._services.quotas.count_request(principal.name, counted)
             if route.names_namespace and route.handler is not None and route.handler.changes:
                 self._databases.forget()
             if exchange.slot is not None:
@@ -275,6 +282,7 @@ class Api:
     def start(self) -> None:
         """Note the figures of the server from now on."""
         self._history.start()
+        self._services.quotas.start()
 
     def close(self) -> None:
         """Start nothing more, and write the audit records that wait."""
@@ -282,6 +290,19 @@ class Api:
         self._pools.close()
         self._idempotent_requests.close()
         self._log.close()
+
+
+def _place_of(route: Route, named: Sequence[str]) -> Sequence[str] | None:
+    """Return the path of the namespace that a request is about, or that has what it is about; None for neither."""
+    if route.names_namespace:
+        return named
+    return named[:-1] if route.names_object else None
+
+
+def _check_quotas(route: Route, ctx: Context, named: Sequence[str]) -> None:
+    """Raise if all requests of the caller are used up, or, where its rights are not checked first, of what it names."""
+    if route.handler is not None and not route.handler.unlimited:
+        ctx.services.quotas.check_requests(ctx.principal.name, named if ctx.is_unchecked else ())
 
 
 def _ignore() -> None:

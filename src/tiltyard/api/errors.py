@@ -13,6 +13,7 @@ from tiltyard.model.freshness import StaleReadError
 from tiltyard.model.spec.models import ErrorResponse
 from tiltyard.mounts.registry.circuit_breaker import MountPausedError
 from tiltyard.storage.errors import StorageThrottledError, is_panic
+from tiltyard.store.access.quotas import RequestsUsedUpError
 
 log = logging.getLogger("tiltyard.api")
 
@@ -78,7 +79,7 @@ def error_response(error: BaseException, request_id: str) -> tuple[int, ErrorRes
 def _headers(error: LanceNamespaceError) -> tuple[tuple[bytes, bytes], ...]:
     if error.code is ErrorCode.UNAUTHENTICATED:
         return BEARER_CHALLENGE
-    if isinstance(error, MountPausedError | StaleReadError):
+    if isinstance(error, MountPausedError | StaleReadError | RequestsUsedUpError):
         return ((b"retry-after", b"%d" % error.seconds),)
     is_throttled = error.code is ErrorCode.THROTTLING or isinstance(error, StorageThrottledError)
     return ((b"retry-after", b"1"),) if is_throttled else ()

@@ -364,6 +364,7 @@ class State(Collector):
         )
         jobs = GaugeMetricFamily("tiltyard_transactions", "Unfinished transactions.", labels=("kind", "status"))
         events = _event_families()
+        quotas = _quota_families()
         stale = GaugeMetricFamily("tiltyard_table_stale", "Whether a table is older than it may be.", labels=("table",))
         try:
             for labels, waiting in self._store.transaction_counts().items():
@@ -375,6 +376,7 @@ class State(Collector):
             for table in self._store.list_table_ages():
                 stale.add_metric((str(Id(self._store.object_path(TABLE, table.table_id) or ())),), table.is_stale(now))
             self._add_events(*events)
+            _add_quotas(self._store, *quotas)
             up.add_metric((), 1)
         except ServiceUnavailableError:
             up.add_metric((), 0)
@@ -384,7 +386,7 @@ class State(Collector):
         }
         for name, number in {**self._store.gauges(), **self._gauges()}.items():
             loads[load_unit(name)].add_metric((str(os.getpid()), name), number)
-        yield from (up, jobs, lags, *events, stale, *loads.values())
+        yield from (up, jobs, lags, *events, stale, *quotas, *loads.values())
 
     def _add_events(self, waiting: GaugeMetricFamily, failing: GaugeMetricFamily, dead: GaugeMetricFamily) -> None:
         """Read how far events are, and where they are not taken. Raises ServiceUnavailableError."""
@@ -396,6 +398,25 @@ class State(Collector):
             waiting.add_metric((sink.name,), stream.last_position - sink.position)
             failing.add_metric((sink.name,), sink.attempts)
             dead.add_metric((sink.name,), letters.get(sink.name, (0, 0))[0])
+
+
+def _quota_families() -> tuple[GaugeMetricFamily, GaugeMetricFamily]:
+    labels = "kind", "subject", "resource"
+    return (
+        GaugeMetricFamily("tiltyard_quota_used", "What is used of a quota, by all servers.", labels=labels),
+        GaugeMetricFamily("tiltyard_quota_limit", "The limits of a quota.", labels=(*labels, "limit")),
+    )
+
+
+def _add_quotas(store: Store, used: GaugeMetricFamily, limits: GaugeMetricFamily) -> None:
+    """Read the quotas. Raises ServiceUnavailableError."""
+    for use in store.list_quotas():
+        quota = use.quota
+        subject = ("principal", quota.principal) if quota.principal else ("namespace", str(Id(use.path)))
+        used.add_metric((*subject, quota.resource), use.used)
+        for limit, number in (("soft", quota.soft), ("hard", quota.hard)):
+            if number is not None:
+                limits.add_metric((*subject, quota.resource, limit), number)
 
 
 def _event_families() -> tuple[GaugeMetricFamily, GaugeMetricFamily, GaugeMetricFamily]:

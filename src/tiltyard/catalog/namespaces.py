@@ -134,7 +134,14 @@ def _drop_cascade(ctx: Context, path: Id) -> models.DropNamespaceResponse:
         payload = {"namespace": list(path)}
         parent_id = catalog.describe_namespace(path.parent).id
         transaction = catalog.create_transaction(
-            kind, None, payload, {}, status, requested_by=ctx.principal.name, namespace_id=parent_id
+            kind,
+            None,
+            payload,
+            {},
+            status,
+            requested_by=ctx.principal.name,
+            namespace_id=parent_id,
+            is_limited=False,  # it frees what others are full of
         )
         dropped = catalog.drop_namespace(
             path,

@@ -73,6 +73,7 @@ def declare_table(ctx: Context, request: models.DeclareTableRequest) -> models.D
         declared=True,
         registered=bool(requested),
         creator=creator_for(ctx, path.parent),
+        created_by=ctx.principal.name,
         expected_parent_id=ctx.resolved_namespace_id(path.parent),
     )
     return models.DeclareTableResponse(
@@ -122,6 +123,7 @@ def register_table(ctx: Context, request: models.RegisterTableRequest) -> models
                 managed=managed,
                 keep_ms=keep_ms,
                 creator=creator,
+                created_by=ctx.principal.name,
                 expected_parent_id=parent_id,
             )
         else:
@@ -132,6 +134,7 @@ def register_table(ctx: Context, request: models.RegisterTableRequest) -> models
                 managed=managed,
                 registered=True,
                 creator=creator,
+                created_by=ctx.principal.name,
                 expected_parent_id=parent_id,
             )
         for base in bases:

@@ -53,6 +53,7 @@ def create_view(ctx: Context, request: models.CreateViewRequest) -> models.Creat
         view.properties(),
         declared=True,
         creator=creator_for(ctx, path.parent),
+        created_by=ctx.principal.name,
         expected_parent_id=ctx.resolved_namespace_id(path.parent),
     )
     return models.CreateViewResponse(**_description(path, view))

@@ -43,6 +43,7 @@ COMMANDS = {
     "catalogs.mounts": ("mount",),
     "jobs.pipelines": ("pipeline", "view"),
     "access.protections": ("protect",),
+    "access.quotas": ("quota", "usage"),
     "catalogs.publish_to": ("publish-to",),
     "jobs.schedules": ("schedule",),
     "serve": ("doctor", "serve", "support-bundle", "worker"),

@@ -65,6 +65,8 @@ COMMAND_WORDS: Mapping[str, str] = {
     **dict.fromkeys(("tests", "validate", "expect"), "test"),
     "views": "view",
     **dict.fromkeys(("lock", "hold", "freeze", "read-only", "maintenance", "protections"), "protect"),
+    **dict.fromkeys(("quotas", "limit", "limits"), "quota"),
+    **dict.fromkeys(("costs", "cost", "billing"), "usage"),
     "mounts": "mount",
     **dict.fromkeys(("stale", "max-age", "age"), "freshness"),
     **dict.fromkeys(("console", "ui", "web"), "open"),

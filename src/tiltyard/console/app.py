@@ -178,7 +178,7 @@ class Console:
         assert principal is not None
         request.scope.get("extensions", {}).get(RECOGNIZE, lambda: None)()
         ctx = logged.ctx = Context(self._shared.services, logged.request_id, principal=principal)
-        self._shared.limits.check_rate(ctx, logged.address)
+        self._shared.limits.admit(ctx, logged.address)
         if route is None or route.function is None:
             raise HttpError(404, ErrorCode.UNSUPPORTED, "The console has no page at this address.")
         if takes_file:

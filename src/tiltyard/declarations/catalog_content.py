@@ -55,11 +55,11 @@ class CatalogContent:
         except _NOT_VISIBLE as error:
             self.leave_out(section, name, str(error))
 
-    def entries(self, section: str, operation: str, field: str) -> list[Any]:
+    def entries(self, section: str, operation: str, field: str, **fields: Any) -> list[Any]:
         """Return what an operation lists that is about all of a section; nothing where the caller may not list it."""
         found: list[Any] = []
         with self.leaving_out(section, WHOLE):
-            found += self.calls.entries(operation, field)
+            found += self.calls.entries(operation, field, **fields)
         return found
 
     @cached_property

@@ -11,6 +11,7 @@ from tiltyard.declarations.kind import Kind
 from tiltyard.declarations.namespaces import Namespaces
 from tiltyard.declarations.other_catalogs import Mounts, Publications
 from tiltyard.declarations.protections import Protections
+from tiltyard.declarations.quotas import Quotas
 from tiltyard.declarations.schedules import Schedules
 from tiltyard.declarations.tables import Tables
 from tiltyard.declarations.views import Views
@@ -28,5 +29,6 @@ KINDS: tuple[Kind[Any], ...] = (
     Grants(),
     Publications(),
     Schedules(),
+    Quotas(),
     Protections(),
 )

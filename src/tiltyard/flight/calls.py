@@ -191,7 +191,7 @@ class Call:
         """Count the call for its caller's rate, and find its database and namespace. Raises HttpError 429, and as
         `Databases.find` and `default_namespace` do.
         """
-        self._shared.limits.check_rate(self.ctx, self.address)
+        self._shared.limits.admit(self.ctx, self.address)
         headers = self._headers
         if (database := headers.get(DATABASE_HEADER) or headers.get(DATABASE_METADATA)) is not None:
             named = {DATABASE_HEADER: database, PREFIX_HEADER: headers.get(PREFIX_HEADER, b"")}

@@ -22,6 +22,8 @@ from tiltyard.model.spec import Operation, Shape, operations_by_function
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from tiltyard.model.quotas import Resource
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 T = TypeVar("T")
 U = TypeVar("U")
@@ -193,6 +195,8 @@ class Handler:
     - `while_read_only`: it goes on while its object, or the server, is read-only: it changes none of that, or ends what
       was begun before.
     - `removes`: it removes its object. Where one such operation needs the approval of a second principal, all do.
+    - `stores` is what it uses of quotas: it is refused where one of them is full. One that is `unlimited` runs
+      where all requests are used up, too.
     - `doubles`: a repeat without a key does it twice. A caller that sends none does not send it again.
     - `retried_with_new_ids`: lancedb retries it under a new request id each time, so repeats are found by their body.
     - `recovered_by(ctx, request, commit)` makes the response of an interrupted request from its commit, for operations
@@ -219,6 +223,8 @@ class Handler:
     keyed: bool = True
     while_read_only: bool = False
     removes: bool = False
+    stores: Sequence[Resource] = ()
+    unlimited: bool = False
     doubles: bool = False
     retried_with_new_ids: bool = False
     recovered_by: Callable[[Any, Any, Any], Any] | None = None
@@ -232,7 +238,8 @@ class Handler:
         return operations_by_function()[self.function.__name__].name
 
     def authorize(self, ctx: Any, request: Any) -> Any:
-        """Return the context to run in, if the principal may run this, and what it changes is not read-only.
+        """Return the context to run in, if the principal may run this, what it changes is not read-only, and no quota
+        of what it stores is full.
 
         Raises as `Needs` says.
         """
@@ -244,8 +251,12 @@ class Handler:
                 ctx = needs.authorize(ctx, request)
             else:
                 ctx = decisions.authorized(ctx, self.name, lambda asking: needs.authorize(asking, request))
+            if not self.unlimited:
+                ctx.services.quotas.check_requests("", getattr(request, "id", None) or ())
         if self.changes and not self.while_read_only:
             ctx.services.protections.check_request_writable(request)
+        if self.stores:
+            ctx.services.quotas.check_storing(ctx.principal.name, request, self.stores)
         return ctx
 
     def run(self, ctx: Any, request: Any, *upload: Any) -> Any:
@@ -289,6 +300,8 @@ class Facts(TypedDict, total=False):
     keyed: bool
     while_read_only: bool
     removes: bool
+    stores: Sequence[Resource]
+    unlimited: bool
     doubles: bool
     retried_with_new_ids: bool
     recovered_by: Callable[[Any, Any, Any], Any]

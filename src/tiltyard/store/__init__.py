@@ -26,6 +26,7 @@ from tiltyard.store.access.classifications import ClassificationRecord, Classifi
 from tiltyard.store.access.grants import Creator, GrantRecord
 from tiltyard.store.access.policies import PolicyRecord
 from tiltyard.store.access.principals import KeyRecord, PrincipalRecord
+from tiltyard.store.access.quotas import Quota, QuotaUse
 from tiltyard.store.access.signing_keys import SigningKey
 from tiltyard.store.approvals import Approval
 from tiltyard.store.audit import AuditFilter, AuditRecord
@@ -120,6 +121,8 @@ __all__ = [
     "Protection",
     "PublishedEntry",
     "QueuedAppend",
+    "Quota",
+    "QuotaUse",
     "RemovedNamespace",
     "RemovedTable",
     "RequestClaim",

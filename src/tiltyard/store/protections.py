@@ -74,14 +74,14 @@ _ON_CHAIN = f"""
 """
 ON_OBJECT = f"{ANCESTORS} {_ON_CHAIN}"
 # All of a namespace and of what is below it; what is above it has been looked at.
-_TREE = """
+TREE = """
     WITH RECURSIVE tree (id) AS (
         SELECT CAST(? AS BIGINT)
         UNION ALL SELECT child.id FROM namespaces child JOIN tree ON child.parent_id = tree.id
     )
 """
-LOCATIONS_IN_TREE = f"{_TREE} SELECT location FROM tables WHERE namespace_id IN (SELECT id FROM tree)"
-IN_TREE = f"""{_TREE}
+LOCATIONS_IN_TREE = f"{TREE} SELECT location FROM tables WHERE namespace_id IN (SELECT id FROM tree)"
+IN_TREE = f"""{TREE}
     SELECT {Protection.COLUMNS} FROM protections
     WHERE object_kind = 'namespace' AND object_id IN (SELECT id FROM tree)
         OR object_kind = 'table'

@@ -111,7 +111,8 @@ class NewVersion(msgspec.Struct, frozen=True):
     this `contract`. `checks` says what checks of the contract have found, as JSON, where there is something to say.
     `changed_rows` says what is known of them, as JSON, for the version's event.
     `checked_key` names the declaration of the key that all rows of this version were found to fulfil. `files` are those
-    on a disk that have to be whole and durable before the version is recorded.
+    on a disk that have to be whole and durable before the version is recorded. `committed_by` is the principal whose
+    rows it brings.
     """
 
     table_id: int
@@ -134,6 +135,7 @@ class NewVersion(msgspec.Struct, frozen=True):
     changed_rows: str | None = None
     content: bytes | None = None
     files: tuple[WrittenFile, ...] = ()
+    committed_by: str = ""
 
 
 class VersionRecord(Record, frozen=True):

@@ -43,7 +43,7 @@ def keep_versions_by_key(connection: Connection) -> None:
 COMPLETED_BY: Mapping[int, Callable[[Connection], None]] = {
     29: pin_names,
     36: keep_versions_by_key,
-    43: create_triggers,
+    44: create_triggers,
 }
 """What SQL of both databases cannot do, by the number of the migration: run in its transaction, after its file."""
 

@@ -12,6 +12,7 @@ from tiltyard.store.access.classifications import Classifications
 from tiltyard.store.access.grants import Grants
 from tiltyard.store.access.policies import Policies
 from tiltyard.store.access.principals import Principals
+from tiltyard.store.access.quotas import Quotas
 from tiltyard.store.access.roles import Roles
 from tiltyard.store.access.signing_keys import SigningKeys
 from tiltyard.store.access.visibility import Visibility
@@ -104,6 +105,7 @@ class UnitOfWork(
     Policies,
     Classifications,
     Protections,
+    Quotas,
     Approvals,
     Visibility,
     Generations,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from lance_namespace.errors import ConcurrentModificationError, PermissionDeniedError
 
-from tests.services.protections import NOTHING_PROTECTED
+from tests.services.protections import NOTHING_LIMITED, NOTHING_PROTECTED
 from tiltyard.api.execution import batched
 from tiltyard.api.execution.batched import Batched
 from tiltyard.model.operations import Handler, Needs, never
@@ -28,7 +28,9 @@ class Caller:
     """A fake context: all that authorization reads of one, where nothing is protected."""
 
     principal: Principal = EVERYBODY
-    services: Any = field(default_factory=lambda: SimpleNamespace(protections=NOTHING_PROTECTED, decisions=None))
+    services: Any = field(
+        default_factory=lambda: SimpleNamespace(protections=NOTHING_PROTECTED, quotas=NOTHING_LIMITED, decisions=None)
+    )
 
     @property
     def is_unchecked(self) -> bool:

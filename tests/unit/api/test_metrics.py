@@ -44,6 +44,9 @@ class _NoStore:
     def list_table_ages(self) -> list[object]:
         return []
 
+    def list_quotas(self) -> list[object]:
+        return []
+
     def event_stream(self) -> None:
         return None
 

@@ -85,6 +85,15 @@ class Limits:
         """Bytes of the large bodies of running queries."""
         self.running_queries = 0
 
+    def admit(self, ctx: Context, address: str) -> None:
+        """Count what is no operation, a page or a statement, as `check_rate` does, and for its caller's quotas.
+
+        Raises HttpError 429, and as `QuotaChecks.check_requests` does.
+        """
+        self.check_rate(ctx, address)
+        ctx.services.quotas.check_requests(ctx.principal.name)
+        ctx.services.quotas.count_request(ctx.principal.name)
+
     def check_rate(self, ctx: Context, address: str) -> None:
         """Count a request. Raises HttpError 429 if its caller, or all callers together, send too many."""
         if not self._has_rate_limit:

@@ -1,1 +1,1 @@
-"""Commands about who may do what: grants, roles and policies, keys, protections, the audit log."""
+"""Commands about who may do what: grants, roles and policies, keys, protections, quotas, the audit log."""

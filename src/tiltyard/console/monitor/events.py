@@ -24,7 +24,7 @@ _VIEW = "events"
 KINDS = (
     *("namespace", "table", "table.version", "view", "job", "schedule", "classification", "policy", "grant", "role"),
     *("principal", "key", "protection", "approval", "erasure", "mount", "publication", "snapshot", "function"),
-    *("secret", "audit"),
+    *("secret", "quota", "audit"),
 )
 """Beginnings of types that the filter offers."""
 SINCE = {"hour": ("last hour", 3600), "day": ("last day", 86_400), "all": ("all kept", None)}

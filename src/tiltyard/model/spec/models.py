@@ -1272,6 +1272,16 @@ class DropPublicationResponse(Response, kw_only=True):
     publication: PublicationEntry | None = None
 
 
+class DropQuotaRequest(Request, kw_only=True, forbid_unknown_fields=True):
+    principal: str | None = None
+    namespace: list[str] | None = None
+    resource: str
+
+
+class DropQuotaResponse(Response, kw_only=True):
+    pass
+
+
 class DropRoleRequest(Request, kw_only=True, forbid_unknown_fields=True):
     role: str
 
@@ -2017,6 +2027,14 @@ class ListPublicationsResponse(PageResponse, kw_only=True):
     publications: list[PublicationEntry]
 
 
+class ListQuotasRequest(Request, kw_only=True, forbid_unknown_fields=True):
+    whole: bool | None = None
+
+
+class ListQuotasResponse(Response, kw_only=True):
+    quotas: list[QuotaEntry]
+
+
 class ListRoleBindingsRequest(Request, kw_only=True):
     subject: str | None = None
     role: str | None = None
@@ -2130,6 +2148,16 @@ class ListTablesRequest(ObjectRequest, kw_only=True):
 
 class ListTablesResponse(PageResponse, kw_only=True):
     tables: list[str]
+
+
+class ListUsageRequest(Request, kw_only=True, forbid_unknown_fields=True):
+    days: Int32 | None = None
+    principal: str | None = None
+
+
+class ListUsageResponse(Response, kw_only=True):
+    days: list[UsageEntry]
+    stored: list[StoredUsageEntry]
 
 
 class ListViewsRequest(ObjectRequest, kw_only=True):
@@ -2419,6 +2447,18 @@ class QueryTableResponse(Response, kw_only=True):
     data: bytes | None = None
 
 
+class QuotaEntry(Model, kw_only=True):
+    principal: str | None = None
+    namespace: list[str] | None = None
+    resource: str
+    used: Int64
+    soft: Int64 | None = None
+    hard: Int64 | None = None
+    state: str
+    set_by: str
+    set_at_millis: Int64
+
+
 class ReadJobFunctionRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     owner: str
 
@@ -2691,6 +2731,18 @@ class SetProtectionResponse(Response, kw_only=True):
     protections: list[ProtectionEntry]
 
 
+class SetQuotaRequest(Request, kw_only=True, forbid_unknown_fields=True):
+    principal: str | None = None
+    namespace: list[str] | None = None
+    resource: str
+    soft: Int64 | None = None
+    hard: Int64 | None = None
+
+
+class SetQuotaResponse(Response, kw_only=True):
+    quota: QuotaEntry
+
+
 class SetTableContractRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=True):
     checks: list[str]
     on_failure: str | None = None
@@ -2741,6 +2793,13 @@ class SnapshotEntry(Model, kw_only=True):
 class SnapshotTable(Model, kw_only=True):
     id: list[str]
     version: Int64
+
+
+class StoredUsageEntry(Model, kw_only=True):
+    principal: str | None = None
+    namespace: list[str] | None = None
+    tables: Int64
+    bytes: Int64
 
 
 class StringFtsQuery(Model, kw_only=True):
@@ -2927,6 +2986,14 @@ class UpdateTableTagRequest(BranchRequest, kw_only=True):
 
 class UpdateTableTagResponse(TransactionResponse, kw_only=True):
     pass
+
+
+class UsageEntry(Model, kw_only=True):
+    day: str
+    principal: str
+    namespace: list[str] | None = None
+    requests: Int64
+    rows_written: Int64
 
 
 class VersionRange(Model, kw_only=True):

@@ -119,10 +119,14 @@ _TABLE_DEPENDENTS = (
     "schedule_sources",
     "table_tests",
     "max_ages",
+    "table_usage",
 )
 DELETE_OF_NAMESPACES = (
     "DELETE FROM classifications WHERE kind = 'namespace' AND object_id IN ({ids})",
-    *(f"DELETE FROM {name} WHERE namespace_id IN ({{ids}})" for name in ("named_secrets", "functions", "schedules")),
+    *(
+        f"DELETE FROM {name} WHERE namespace_id IN ({{ids}})"
+        for name in ("named_secrets", "functions", "schedules", "quotas")
+    ),
 )
 DELETE_OF_TABLES = (
     """

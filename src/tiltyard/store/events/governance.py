@@ -1,6 +1,7 @@
 """Triggers for changes of what governs objects, and of what namespaces hold besides tables.
 
-Classifications, protections, approvals, erasures; mounts, publications, snapshots, functions, secrets, schedules; ages.
+Classifications, protections, quotas, approvals, erasures; mounts, publications, snapshots, functions, secrets;
+schedules; ages.
 No event has a reason, a document, a setting or a source; of a secret it has the name alone.
 """
 
@@ -140,6 +141,27 @@ PROTECTIONS = (
     *_protections_of("server", SERVER, SERVER),
     *_protections_of("namespace", _kept_namespace("NEW.object_id"), _kept_namespace("OLD.object_id")),
     *_protections_of("table", _kept_table("NEW.object_id"), _kept_table("OLD.object_id")),
+)
+
+
+def _quotas_of(kind: str, new: Subject, old: Subject, is_kind: str) -> tuple[Trigger, ...]:
+    """Return the triggers of quotas of namespaces, or of principals, which are of the server."""
+    limits = {"resource": "NEW.resource", "soft": "NEW.soft", "hard": "NEW.hard"}
+    data = {"principal": "NULLIF(NEW.principal, '')", **limits, "changed_by": "NEW.set_by"}
+    dropped = {"principal": "NULLIF(OLD.principal, '')", "resource": "OLD.resource"}
+    was_kind, named = is_kind.replace("NEW", "OLD"), f"{kind}_quota"
+    return (
+        Trigger(f"{named}_set", INSERT, "quotas", "'quota.set'", new, data, is_kind),
+        Trigger(f"{named}_changed", UPDATE, "quotas", "'quota.set'", new, data, is_kind),
+        Trigger(f"{named}_dropped", DELETE, "quotas", "'quota.dropped'", old, dropped, was_kind),
+    )
+
+
+QUOTAS = (
+    *_quotas_of("principal", SERVER, SERVER, "NEW.principal <> ''"),
+    *_quotas_of(
+        "namespace", namespace_of_id("NEW.namespace_id"), namespace_of_id("OLD.namespace_id"), "NEW.principal = ''"
+    ),
 )
 _ERASED = Subject("table", "NEW.table_id", "NEW.namespace_id", "NEW.path")
 _ERASURE = {"erasure": "NEW.id", "requested_by": "NEW.requested_by"}
@@ -333,6 +355,7 @@ TABLE_STATE = (
 GOVERNANCE = (
     *CLASSIFICATIONS,
     *PROTECTIONS,
+    *QUOTAS,
     *ERASURES,
     *MOUNTS,
     *PUBLICATIONS,

@@ -12,7 +12,9 @@ from uuid import uuid4
 from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TransactionNotFoundError
 
 from tiltyard.model.modes import TransactionStatus
+from tiltyard.model.quotas import Resource
 from tiltyard.runtime.tracing import is_tracing, trace_headers
+from tiltyard.store.access.quotas import refuse_further
 from tiltyard.store.backend import Connection, Row, UniqueError
 from tiltyard.store.jobs.events import CLAIM_EVENT, COMPLETE_EVENT, add_event
 from tiltyard.store.records import TransactionRecord
@@ -109,6 +111,7 @@ END_LOST = f"""
 HOLDER = f"""
     SELECT {TransactionRecord.COLUMNS} FROM transactions WHERE run_key = ? AND status IN ('Queued', 'Running')
 """
+NAMESPACE = "SELECT namespace_id FROM transactions WHERE id = ?"
 LOST_EVENT = "lost"
 
 
@@ -132,13 +135,15 @@ class Transactions(Repository):
         namespace_id: int | None = None,
         is_local: bool = False,
         run_key: str | None = None,
+        is_limited: bool = True,
     ) -> TransactionRecord:
         """Create a transaction; one that is created Running is leased to `owner` for `lease_ms`.
 
         `requested_by` is the name of the principal who requested it, None for the servers themselves; `namespace_id`
         is where its object is or was, without it the namespace of its table. Where requests are traced, its properties
         say of which trace it is. One that `is_local` is claimed by its id alone; of those with one `run_key`, one may
-        be unfinished. Raises TableNotFoundError when the table is gone, RunKeyTakenError.
+        be unfinished; one that is not `is_limited` is refused by no quota. Raises TableNotFoundError when the table is
+        gone, RunKeyTakenError, ThrottlingError (a quota).
         """
         if table_id is not None and self.connection.row(LOCK_TABLE, table_id) is None:
             raise TableNotFoundError(f"Table not found: it was dropped (id {table_id})")
@@ -147,9 +152,17 @@ class Transactions(Repository):
         head = str(uuid4()), kind, status.value, table_id, encode(dict(payload)), encode(kept)
         place = namespace_id, table_id
         with refusing_second_run(run_key or ""):
-            return self._require_row(
+            created = self._require_row(
                 INSERT, *head, owner, now + lease_ms, now, now, requested_by, *place, is_local, run_key
             )
+        if requested_by is not None and is_limited and not status.is_final:
+            refuse_further(self.connection, Resource.JOBS, self._namespace_of(created.id), requested_by, now)
+        return created
+
+    def _namespace_of(self, transaction_id: str) -> int:
+        """Return where a transaction's object is; 0 for one without."""
+        row = self.connection.row(NAMESPACE, transaction_id)
+        return 0 if row is None else row[0] or 0
 
     @reads
     def find_unfinished_run(self, run_key: str) -> TransactionRecord | None:

@@ -1,2 +1,2 @@
 -- Triggers that record changes of classifications, protections, approvals, erasures, mounts, publications, snapshots,
--- functions, secrets, schedules and ages, too: number 43 creates all of them (`events/triggers.py`).
+-- functions, secrets, schedules and ages, too: number 44 creates all of them (`events/triggers.py`).

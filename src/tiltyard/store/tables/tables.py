@@ -15,7 +15,9 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.model.ids import check_composed
+from tiltyard.model.quotas import Resource
 from tiltyard.store.access.grants import TABLE, delete_dependents, grant_to_creator, place_grants
+from tiltyard.store.access.quotas import note_creator, refuse_further
 from tiltyard.store.backend import ForeignKeyError, UniqueError
 from tiltyard.store.protections import refuse_change, refuse_escape, refuse_removal, refuse_removal_of_files
 from tiltyard.store.repository import (
@@ -93,16 +95,19 @@ class Tables(Repository):
         registered: bool = False,
         in_creation: bool = False,
         creator: Creator | None = None,
+        created_by: str = "",
         expected_parent_id: int | None = None,
     ) -> TableRecord:
         """Add a table to the catalog and grant its creator its privileges on it; return the table.
+
+        `created_by` is the principal whose quota it counts for, "" for nobody's.
 
         With `in_creation` its folder was scheduled for deletion with the reason 'creating' while data was written to
         it, and no longer is from now on.
         Raises NamespaceNotFoundError, also if the namespace has not the `expected_parent_id` (any more),
         TableAlreadyExistsError, InvalidInputError for a location that another table has or that is being deleted, or,
         where a client gave it (`registered`), inside or around such a folder; ConcurrentModificationError for a
-        creation whose lease has expired, PermissionDeniedError where the namespace is read-only.
+        creation whose lease has expired, PermissionDeniedError where the namespace is read-only, or a quota is full.
         """
         parent, name = split_path(path)
         parent_id, now = namespace_id(self.connection, parent, expected_parent_id), self._clock()
@@ -127,6 +132,8 @@ class Tables(Repository):
         check_not_mounted(row[-1], path)
         record = TableRecord.of(row[:-1])
         grant_to_creator(self.connection, TABLE, record.id, creator, now)
+        note_creator(self.connection, record.id, created_by)
+        refuse_further(self.connection, Resource.TABLES, parent_id, created_by, now)
         return record
 
     @writes
@@ -137,7 +144,7 @@ class Tables(Repository):
 
         Raises TableNotFoundError, also if the table has not the `expected_id` (any more), TableAlreadyExistsError,
         NamespaceNotFoundError for either namespace, also if the new one has not the `expected_parent_id`,
-        PermissionDeniedError for a table that is read-only, or would leave what protects it.
+        PermissionDeniedError for a table that is read-only, would leave what protects it, or is one too many there.
         """
         (parent, name), (new_parent, new_name) = split_path(path), split_path(new_path)
         old_id, new_id = (
@@ -160,6 +167,7 @@ class Tables(Repository):
         refuse_escape(self.connection, f"the table {display_path(path)}", record.id, old_id, new_id)
         place_grants(self.connection, TABLE, "object_id = ?", record.id)
         if new_id != old_id:
+            refuse_further(self.connection, Resource.TABLES, new_id, "", self._clock())
             count_up(self.connection, GRANTS_GENERATION)  # what it is classified as by the namespaces above it changes
         return record
 
@@ -219,6 +227,7 @@ class Tables(Repository):
         managed: bool = False,
         keep_ms: int = 0,
         creator: Creator | None = None,
+        created_by: str = "",
         expected_parent_id: int | None = None,
     ) -> TableRecord:
         """Register a table, replacing one that may have its name; the old table's data stays where it is.
@@ -238,6 +247,7 @@ class Tables(Repository):
                 managed=managed,
                 registered=True,
                 creator=creator,
+                created_by=created_by,
                 expected_parent_id=expected_parent_id,
             )
         except TableAlreadyExistsError as error:

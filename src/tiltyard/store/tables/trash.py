@@ -21,6 +21,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.store.access.grants import NAMESPACE, TABLE, delete_dependents, place_grants
+from tiltyard.store.access.quotas import refuse_restored
 from tiltyard.store.backend import ForeignKeyError
 from tiltyard.store.protections import kept_namespaces, kept_tables, refuse_change, refuse_escape
 from tiltyard.store.records import NamespaceRecord, RemovedNamespace, RemovedTable, VersionRecord
@@ -272,7 +273,7 @@ class Trash(Repository):
         Raises TableNotFoundError (none is in the trash, or it has expired), NamespaceNotFoundError, also if the
         namespace has not the `expected_parent_id` (any more), TableAlreadyExistsError (the name is in use again),
         InvalidInputError (another table has the location), PermissionDeniedError (it would come into a namespace that
-        is read-only, or leave what protects it).
+        is read-only or has as many tables as it may, or leave what protects it).
         """
         removed = self.find_removed_table(path, removed_id)
         parent, new_name = split_path(path if new_path is None else new_path)
@@ -298,6 +299,7 @@ class Trash(Repository):
         if not removed.dropped:  # else its folder was scheduled for deletion, so that no table could overlap it
             check_no_overlap(self.connection, removed.location)
         self.connection.change(RESTORE_VERSIONS_OF, removed.id)
+        refuse_restored(self.connection, parent_id, "removed_tables.id = ?", removed.id, self._clock())
         self.connection.change(DELETE_TABLE, removed.id)
         place_grants(self.connection, TABLE, "object_id = ?", removed.id)
         count_up(self.connection, GRANTS_GENERATION)  # what it is classified as by the namespaces above it may change
@@ -337,6 +339,7 @@ class Trash(Repository):
         self.connection.change(RESTORE_VERSIONS_IN, removed.removal)
         for kind, which in GRANTS_IN.items():
             place_grants(self.connection, kind, which, removed.removal)
+        refuse_restored(self.connection, parent_id, "removal = ?", removed.removal, self._clock())
         self.connection.change(DELETE_TABLES_IN, removed.removal)
         self.connection.change(DELETE_NAMESPACES_IN, removed.removal)
         count_up(self.connection, GRANTS_GENERATION)  # inherited grants depend on the parent, which may be another one

@@ -27,6 +27,7 @@ from tiltyard.model.branches import Branch
 from tiltyard.model.ids import Id, table_id
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.operations import operation
+from tiltyard.model.quotas import ROWS_AND_FILES
 from tiltyard.model.spec import models
 from tiltyard.store import RESERVED, NewVersion, TableRecord, UnitOfWork, VersionRecord
 from tiltyard.tables.commits.commit import ranges_to_delete
@@ -121,7 +122,7 @@ def replay_batch_commit(
     return response
 
 
-@operation(needs=BATCH_COMMIT_TABLES, entries="operations", replayed_by=replay_batch_commit)
+@operation(needs=BATCH_COMMIT_TABLES, stores=ROWS_AND_FILES, entries="operations", replayed_by=replay_batch_commit)
 def batch_commit_tables(ctx: Context, request: models.BatchCommitTablesRequest) -> models.BatchCommitTablesResponse:
     """Declare tables, commit versions, delete version records and deregister tables in one transaction, in order.
 
@@ -230,6 +231,7 @@ def _declare(batch: Batch, request: models.DeclareTableRequest) -> Step:
             declared=True,
             registered=bool(request.location),
             creator=creator,
+            created_by=batch.ctx.principal.name,
             expected_parent_id=parent_id,
         )
         response = models.DeclareTableResponse(

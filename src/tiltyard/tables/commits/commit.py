@@ -17,6 +17,7 @@ from tiltyard.model.branches import Branch
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import CommitStep, map_successes, operation
 from tiltyard.model.principals import Privilege
+from tiltyard.model.quotas import ROWS_AND_FILES
 from tiltyard.model.spec import models
 from tiltyard.runtime.pool import run_together
 from tiltyard.storage.locations import is_local
@@ -144,7 +145,9 @@ def _validate(ctx: Context, request: models.CreateTableVersionRequest, tables: _
         return error
 
 
-@operation(needs=on_table(Privilege.WRITE), batch=create_table_versions, commit_step=CommitStep.COMMIT)
+@operation(
+    needs=on_table(Privilege.WRITE), stores=ROWS_AND_FILES, batch=create_table_versions, commit_step=CommitStep.COMMIT
+)
 def create_table_version(ctx: Context, request: models.CreateTableVersionRequest) -> models.CreateTableVersionResponse:
     """Commit a staged manifest as the next version of a table. Idempotent.
 
@@ -216,7 +219,7 @@ def _record_staged(
     return record_versions(ctx, [new], write, written_here=written_here)
 
 
-@operation(needs=BATCH_CREATE_VERSIONS, entries="entries")
+@operation(needs=BATCH_CREATE_VERSIONS, stores=ROWS_AND_FILES, entries="entries")
 def batch_create_table_versions(
     ctx: Context, request: models.BatchCreateTableVersionsRequest
 ) -> models.BatchCreateTableVersionsResponse:

@@ -49,27 +49,41 @@ class DeclarationChangedError(ConcurrentModificationError):
 
 
 def record_versions(
-    ctx: Context, news: Sequence[NewVersion], write: Callable[[], T], *, written_here: bool = False
+    ctx: Context,
+    news: Sequence[NewVersion],
+    write: Callable[[], T],
+    *,
+    written_here: bool = False,
+    are_noted: bool = True,
 ) -> T:
     """Make the files of versions durable, then call `write`, which records them in one transaction; return its result.
 
-    It is called once more if it met records of versions that storage has lost. Raises what it raises:
-    ConcurrentModificationError if another manifest has a version, DeclarationChangedError; for a file that is missing
-    or not whole InvalidInputError, or IncompleteFileError where it was `written_here`; PermissionDeniedError for a
-    table that is read-only by now, whoever commits.
+    It is called once more if it met records of versions that storage has lost. Unless the caller does, they `are_noted`
+    for quotas. Raises what `write` raises: ConcurrentModificationError if another manifest has a version,
+    DeclarationChangedError; for a file that is missing or not whole InvalidInputError, or IncompleteFileError where it
+    was `written_here`; PermissionDeniedError for a table that is read-only by now, whoever commits.
     """
     ctx.services.protections.check_tables_writable([new.table_id for new in news])
     _make_durable(ctx, news, written_here)
     reach(Point.BEFORE_RECORD)
     try:
-        return write()
+        recorded = write()
     except ConcurrentModificationError:
         if not _delete_lost_records(ctx, news):
             raise
-        return write()
+        recorded = write()
     except TableNotFoundError as error:
         _check_declarations_current(ctx, news, error)
         raise
+    if are_noted:
+        _note_versions(ctx, news)
+    return recorded
+
+
+def _note_versions(ctx: Context, news: Iterable[NewVersion]) -> None:
+    """Note versions that were recorded, for quotas: the rows of each are read later."""
+    for new in news:
+        ctx.services.quotas.note_version(new.table_id, new.branch, new.version, new.committed_by)
 
 
 def record_all(
@@ -95,10 +109,11 @@ def record_independently(ctx: Context, news: Sequence[NewVersion]) -> list[Versi
 
 def record_each(ctx: Context, news: Sequence[NewVersion]) -> list[VersionRecord | Exception]:
     """Record versions in one transaction: an error is the outcome where another manifest has one. Raises REFUSALS."""
-    pairs = record_versions(ctx, news, lambda: ctx.store.record_versions(news))
+    pairs = record_versions(ctx, news, lambda: ctx.store.record_versions(news), are_noted=False)
     blocked = [new for new, (found, inserted) in zip(news, pairs, strict=True) if not inserted and found.finalized]
     if blocked and _delete_lost_records(ctx, blocked):
         pairs = ctx.store.record_versions(news)
+    _note_versions(ctx, (new for new, (_, inserted) in zip(news, pairs, strict=True) if inserted))
     return [_same_or_error(new, *pair) for new, pair in zip(news, pairs, strict=True)]
 
 

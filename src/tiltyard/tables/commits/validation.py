@@ -99,10 +99,10 @@ def _validate_version(
     except InvalidInputError:
         if ctx.storage.files(table.location).stat(staged) is not None:
             raise
-        if not _is_recorded(ctx, new := _new_version(table, branch, entry, staged, None)):
+        if not _is_recorded(ctx, new := _new_version(ctx, table, branch, entry, staged, None)):
             raise InvalidInputError("There is no staged manifest at this path: write it first.") from None
         return new
-    new = _new_version(table, branch, entry, staged, file, manifest.new_files)
+    new = _new_version(ctx, table, branch, entry, staged, file, manifest.new_files)
     if manifest.code_declarations:
         check_declared(ctx, table_id(entry.id), table, branch, manifest.code_declarations)
     if manifest.has_classifications and branch.is_main and table.id:
@@ -211,7 +211,7 @@ def _taken_key(ctx: Context, entry: Entry) -> str | None:
     content = file.content or ctx.storage.manifests.read(table.location, staged).content
     finalize_pending(ctx, table.id)
     latest = ctx.storage.datasets.open_for_reading(table.location, ctx.storage.options(table.location), branch)
-    taken = first_taken_key(ctx, table, key, _new_version(table, branch, entry, staged, None), content, latest)
+    taken = first_taken_key(ctx, table, key, _new_version(ctx, table, branch, entry, staged, None), content, latest)
     return None if taken is None else taken_sentence(ctx, table, key, taken)
 
 
@@ -255,7 +255,7 @@ def trusted_version(
         files = manifests.staged_files(table.location, staged, file.content)
         if not durable:
             files = manifests.new_files(table.location, staged, file.content, entry.version)
-    new = _new_version(table, branch, entry, staged, file, files)
+    new = _new_version(ctx, table, branch, entry, staged, file, files)
     if file is None:
         new = structs.replace(new, content=content)
     new = with_changed_rows(ctx, table, new, content or b"" if file is None else file.content)
@@ -277,6 +277,7 @@ def _check_staged_path(ctx: Context, table: TableRecord, branch: Branch, path: s
 
 
 def _new_version(
+    ctx: Context,
     table: TableRecord,
     branch: Branch,
     entry: Entry,
@@ -310,6 +311,7 @@ def _new_version(
         contract=table.contract,
         content=_content_to_keep(file),
         files=tuple(files),
+        committed_by=ctx.principal.name,
     )
 
 

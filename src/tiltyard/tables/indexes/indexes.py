@@ -25,6 +25,7 @@ from tiltyard.model.ids import Id, table_id
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.operations import operation
 from tiltyard.model.principals import Privilege
+from tiltyard.model.quotas import FILES
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import column_not_found, lance_errors
 from tiltyard.tables.indexes.build_job import CREATE_INDEX, INDEX_JOB, describe, spark_job_payload
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("tiltyard.tables")
 
 
-@operation(needs=on_table(Privilege.ALTER))
+@operation(needs=on_table(Privilege.ALTER), stores=FILES)
 def create_table_index(ctx: Context, request: models.CreateTableIndexRequest) -> models.CreateTableIndexResponse:
     """Queue the build of an index; the response names the transaction that reports its progress.
 

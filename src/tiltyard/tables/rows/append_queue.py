@@ -5,6 +5,7 @@ A commit costs two to three milliseconds, whether it adds one row or a thousand;
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -204,8 +205,7 @@ def _commit_with_other_servers(part: list[PendingItem[Append]], retry: ConflictR
         target.ctx.services.contention.extend(target.key)
     log_route(target, AppendRoute.QUEUED)
     version = target.mark_written(committed.version)
-    for member in members:
-        member.outcome = version
+    _set_outcomes(target, members, version)
     return []
 
 
@@ -277,9 +277,20 @@ def _append_with_retry(
             target.ctx.services.contention.add_commit(target.key, int(base.version), int(committed.version))
             _share(target, base, committed, checked, written)
         version = target.mark_written(base.version if committed is None else int(committed.version))
-        for member in members:
-            member.outcome = version
+        _set_outcomes(target, members, version)
         return
+
+
+def _set_outcomes(target: WriteTarget, members: Sequence[PendingItem[Append]], version: int) -> None:
+    """Tell appends the version that has brought them, and quotas how many of its rows are whose.
+
+    Of one that was committed for several servers, each tells of its own: the last word of a server counts.
+    """
+    rows: Counter[str] = Counter()
+    for member in members:
+        member.outcome = version
+        rows[member.item.target.ctx.principal.name] += member.item.num_rows
+    target.ctx.services.quotas.note_version(target.record.id, target.branch.key, version, rows)
 
 
 def _share(

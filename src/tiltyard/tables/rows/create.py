@@ -28,6 +28,7 @@ from tiltyard.model.classifications import is_classified
 from tiltyard.model.ids import table_id
 from tiltyard.model.modes import CreateMode, parse_mode
 from tiltyard.model.operations import operation
+from tiltyard.model.quotas import ROWS_AND_FILES
 from tiltyard.model.schemas.column_names import check_new_columns
 from tiltyard.model.spec import models
 from tiltyard.model.views.plain_views import is_view, refuse_view
@@ -83,7 +84,7 @@ def recover_create(
     return create_response(ctx, table, commit.version)
 
 
-@operation(needs=CREATE_TABLE, recovered_by=recover_create)
+@operation(needs=CREATE_TABLE, stores=ROWS_AND_FILES, recovered_by=recover_create)
 def create_table(ctx: Context, request: models.CreateTableRequest, data: ArrowBody) -> models.CreateTableResponse:
     """Create a table with the schema and the rows of an Arrow stream; one without rows makes an empty table.
 
@@ -273,13 +274,16 @@ def _insert_record(ctx: Context, location: str, new: NewTable, version: int) -> 
             managed=managed,
             in_creation=True,
             creator=table_owner,
+            created_by=ctx.principal.name,
             expected_parent_id=home,
         )
         if ctx.claims:
             catalog.mark_requests_committed(ctx.claims, record.id, MAIN.key, version)
         return record
 
-    return ctx.store.transact(work) if ctx.claims else work(ctx.store)
+    record = ctx.store.transact(work) if ctx.claims else work(ctx.store)
+    ctx.services.quotas.note_version(record.id, MAIN.key, version, ctx.principal.name)
+    return record
 
 
 def _write_table(ctx: Context, location: str, new: NewTable) -> int:

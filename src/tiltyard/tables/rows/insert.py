@@ -10,6 +10,7 @@ from tiltyard.access.needs import on_table
 from tiltyard.model.modes import InsertMode, parse_mode
 from tiltyard.model.operations import PendingResponse, operation
 from tiltyard.model.principals import Privilege
+from tiltyard.model.quotas import ROWS_AND_FILES
 from tiltyard.model.schemas.column_names import check_new_columns
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
@@ -80,6 +81,7 @@ def recover_insert(
 @operation(
     needs=on_table(Privilege.WRITE),
     begin=start_append,
+    stores=ROWS_AND_FILES,
     doubles=True,
     retried_with_new_ids=True,
     recovered_by=recover_insert,

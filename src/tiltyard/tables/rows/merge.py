@@ -13,6 +13,7 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.access.needs import on_table
 from tiltyard.model.operations import operation
 from tiltyard.model.principals import Privilege
+from tiltyard.model.quotas import ROWS_AND_FILES
 from tiltyard.model.schemas.nested_types import map_renamings
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import column_not_found, refusal
@@ -84,7 +85,12 @@ def recover_merge(
     )
 
 
-@operation(needs=on_table(Privilege.READ | Privilege.WRITE), retried_with_new_ids=True, recovered_by=recover_merge)
+@operation(
+    needs=on_table(Privilege.READ | Privilege.WRITE),
+    stores=ROWS_AND_FILES,
+    retried_with_new_ids=True,
+    recovered_by=recover_merge,
+)
 def merge_insert_into_table(
     ctx: Context, request: models.MergeInsertIntoTableRequest, data: ArrowBody
 ) -> models.MergeInsertIntoTableResponse:

@@ -31,6 +31,7 @@ from tiltyard.model.lineage import CommitLineage, JobLineage, LineageSource
 from tiltyard.model.modes import InsertMode, parse_mode
 from tiltyard.model.operations import operation
 from tiltyard.model.principals import Privilege
+from tiltyard.model.quotas import ROWS_AND_FILES
 from tiltyard.model.schemas.column_names import check_new_columns
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors, may_have_committed
@@ -71,7 +72,7 @@ FIRST = "First"
 """The kind of parts that were written for a table without data; the other kinds are the modes of inserts."""
 
 
-@operation(needs=on_table(Privilege.WRITE))
+@operation(needs=on_table(Privilege.WRITE), stores=ROWS_AND_FILES)
 def create_multipart_write(
     ctx: Context, request: models.CreateMultipartWriteRequest
 ) -> models.CreateMultipartWriteResponse:
@@ -139,7 +140,7 @@ def insert_part(
     return stored.num_rows, None if contract is None else int(stored.fragments.get("rejected", 0))
 
 
-@operation(needs=on_table(Privilege.WRITE))
+@operation(needs=on_table(Privilege.WRITE), stores=ROWS_AND_FILES)
 def complete_multipart_write(
     ctx: Context, request: models.CompleteMultipartWriteRequest
 ) -> models.CompleteMultipartWriteResponse:

@@ -12,6 +12,7 @@ from tiltyard.access.needs import on_table
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import PoolName, operation
 from tiltyard.model.principals import Privilege
+from tiltyard.model.quotas import ROWS_AND_FILES
 from tiltyard.model.spec import models
 from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.storage.locks import LockKind
@@ -51,6 +52,7 @@ def recover_update(
 @operation(
     needs=on_table(Privilege.READ | Privilege.WRITE, enforces_policies=True),
     pool=PoolName.WRITES,
+    stores=ROWS_AND_FILES,
     doubles=True,
     recovered_by=recover_update,
 )

@@ -20,6 +20,7 @@ from tiltyard.model.columns.computed_columns import (
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import operation
 from tiltyard.model.principals import Privilege
+from tiltyard.model.quotas import FILES
 from tiltyard.model.schemas.arrow_json import from_json
 from tiltyard.model.schemas.column_names import check_column_name, check_new_columns
 from tiltyard.model.spec import models
@@ -61,7 +62,7 @@ def recover_add_columns(
     return models.AlterTableAddColumnsResponse(version=commit.version)
 
 
-@operation(needs=on_table(Privilege.ALTER), entries="new_columns", recovered_by=recover_add_columns)
+@operation(needs=on_table(Privilege.ALTER), stores=FILES, entries="new_columns", recovered_by=recover_add_columns)
 def alter_table_add_columns(
     ctx: Context, request: models.AlterTableAddColumnsRequest
 ) -> models.AlterTableAddColumnsResponse:

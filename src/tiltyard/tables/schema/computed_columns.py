@@ -29,6 +29,7 @@ from tiltyard.model.ids import Id, table_id
 from tiltyard.model.jobs import job_result, pipeline_jobs
 from tiltyard.model.operations import operation
 from tiltyard.model.principals import Privilege
+from tiltyard.model.quotas import FILES
 from tiltyard.model.schemas.arrow_json import parse_type
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
@@ -164,7 +165,7 @@ def altered_metadata(
     return metadata
 
 
-@operation(needs=on_table(Privilege.WRITE))
+@operation(needs=on_table(Privilege.WRITE), stores=FILES)
 def alter_table_backfill_columns(
     ctx: Context, request: models.AlterTableBackfillColumnsRequest
 ) -> models.AlterTableBackfillColumnsResponse:

@@ -42,7 +42,7 @@ def get_table_stats(ctx: Context, request: models.GetTableStatsRequest) -> model
         lengths = sorted(fragment.count_rows() for fragment in dataset.get_fragments())
         deleted = basic_stats(dataset).num_deleted_rows
         indices = dataset.describe_indices()
-        total_bytes = _data_bytes(dataset) + sum(index.total_size_bytes or 0 for index in indices)
+        total_bytes = stored_bytes(dataset)
     return models.GetTableStatsResponse(
         total_bytes=total_bytes,
         num_rows=sum(lengths),
@@ -54,6 +54,11 @@ def get_table_stats(ctx: Context, request: models.GetTableStatsRequest) -> model
             lengths=_summary(lengths),
         ),
     )
+
+
+def stored_bytes(dataset: lance.LanceDataset) -> int:
+    """Return the bytes of a version's data files and indexes."""
+    return _data_bytes(dataset) + sum(index.total_size_bytes or 0 for index in dataset.describe_indices())
 
 
 def _data_bytes(dataset: lance.LanceDataset) -> int:

@@ -23,6 +23,7 @@ from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.columns.blob_columns import has_blobs
 from tiltyard.model.operations import operation
 from tiltyard.model.principals import Privilege
+from tiltyard.model.quotas import FILES
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors, may_have_committed
 from tiltyard.storage.manifests.manifest_format import with_column_ids
@@ -50,7 +51,7 @@ _FIRST_FORMAT = 2
 """Before, a file's columns were found by the field ids within it, which are the branch's."""
 
 
-@operation(needs=on_table(Privilege.READ | Privilege.ALTER))
+@operation(needs=on_table(Privilege.READ | Privilege.ALTER), stores=FILES)
 def cherry_pick_table_branch(
     ctx: Context, request: models.CherryPickTableBranchRequest
 ) -> models.CherryPickTableBranchResponse:

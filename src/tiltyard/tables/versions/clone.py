@@ -16,6 +16,7 @@ from tiltyard.model.columns.lineage import WHOLE_COPY
 from tiltyard.model.ids import Id, table_id
 from tiltyard.model.lineage import CommitLineage, LineageSource
 from tiltyard.model.operations import operation
+from tiltyard.model.quotas import FILES
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.store import CREATING, TableRecord, UnitOfWork
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from tiltyard.mounts.registry.mount import Mount
 
 
-@operation(needs=CLONE_TABLE)
+@operation(needs=CLONE_TABLE, stores=FILES)
 def clone_table(ctx: Context, request: models.CloneTableRequest) -> models.CloneTableResponse:
     """Create a table from a version or tag of the table at a location.
 

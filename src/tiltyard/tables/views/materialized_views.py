@@ -25,6 +25,7 @@ from tiltyard.model.jobs import job_result, pipeline_jobs
 from tiltyard.model.modes import CreateMode
 from tiltyard.model.operations import Needs, operation
 from tiltyard.model.principals import Privilege
+from tiltyard.model.quotas import FILES, ROWS_AND_FILES
 from tiltyard.model.schemas.arrow_compat import check_names
 from tiltyard.model.spec import models
 from tiltyard.model.views.definitions import ViewDefinition, ViewKind, check_query_text, record_columns
@@ -75,7 +76,7 @@ def _authorize_create(ctx: Context, request: models.CreateMaterializedViewReques
 CREATE_VIEW = Needs("`create` on the namespace; for a view that code computes, `run_udfs` on it too", _authorize_create)
 
 
-@operation(needs=CREATE_VIEW)
+@operation(needs=CREATE_VIEW, stores=FILES)
 def create_materialized_view(
     ctx: Context, request: models.CreateMaterializedViewRequest
 ) -> models.CreateMaterializedViewResponse:
@@ -130,7 +131,7 @@ def create_materialized_view(
     return models.CreateMaterializedViewResponse(version=created.version or 1, job_id=job_id)
 
 
-@operation(needs=on_table(Privilege.WRITE))
+@operation(needs=on_table(Privilege.WRITE), stores=ROWS_AND_FILES)
 def refresh_materialized_view(
     ctx: Context, request: models.RefreshMaterializedViewRequest
 ) -> models.RefreshMaterializedViewResponse:

@@ -1,0 +1,1 @@
+"""Quotas of principals and namespaces, and what they have used."""

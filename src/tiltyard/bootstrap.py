@@ -79,6 +79,7 @@ def open_services(settings: Settings, *, database_alone: bool = False) -> Servic
     if settings.events or settings.all_event_sinks:
         _record_events(store, settings)
     storage.datasets.has_shared_base = store.may_share_files
+    storage.datasets.share_out(store.find_tenants)
     mounts = Mounts(store, storage.roots.check_foreign)
     try:
         if not database_alone:

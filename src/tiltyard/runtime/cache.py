@@ -7,8 +7,9 @@ import sys
 import threading
 import time
 from abc import abstractmethod
-from collections import OrderedDict
+from collections import Counter, OrderedDict, deque
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache, update_wrapper
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overlo
 from tiltyard.runtime.machinery import Kind, Machine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 
 K = TypeVar("K", bound="Hashable")
 V = TypeVar("V")
@@ -24,13 +25,66 @@ D = TypeVar("D")
 P = ParamSpec("P")
 
 FOREVER = float("inf")
+IDLE_SECONDS = 1800.0
+"""What nobody has used for so long is nobody's share of a cache any more."""
+
+
+class NoShareError(Exception):
+    """Room could be made only at the cost of tenants that have less of the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept(Generic[K]):
+    """What a cache keeps for a tenant, its size in bytes, and when it was used last (`time.monotonic`)."""
+
+    key: K
+    tenant: str
+    size: int
+    used_at: float
+
+
+def choose_dropped(kept: Iterable[Kept[K]], size: int, tenant: str, bound: int) -> list[K]:
+    """Return what to drop so that `size` more bytes of a tenant fit within a bound; `kept` is the oldest use first.
+
+    What is idle goes first, then always what is used least recently of the tenant that has most by then, the newcomer
+    counted in (max-min fairness). So what one reads never costs another one what is within an equal share.
+    Raises NoShareError.
+    """
+    queues: dict[str, deque[Kept[K]]] = {}
+    sizes = Counter({tenant: size})
+    dropped: list[K] = []
+    idle_since = time.monotonic() - IDLE_SECONDS
+    idle = deque[Kept[K]]()
+    for each in kept:
+        if each.size:
+            (idle if each.used_at < idle_since else queues.setdefault(each.tenant, deque())).append(each)
+            sizes[each.tenant] += each.size
+    while sizes.total() > bound:
+        if idle:
+            each = idle.popleft()
+        else:
+            largest = max(sizes, key=lambda name: (sizes[name], name == tenant))
+            if not queues.get(largest):
+                raise NoShareError
+            each = queues[largest].popleft()
+        sizes[each.tenant] -= each.size
+        dropped.append(each.key)
+    return dropped
+
+
+def _no_tenants(locations: Collection[str]) -> Mapping[str, str]:
+    return {}
 
 
 class CountedCache(Machine):
-    """A cache with its own way to keep things, which counts its `hits` and `misses`, and tells its bytes."""
+    """A cache with its own way to keep things, which counts its `hits` and `misses`, and tells its bytes.
+
+    `tenants_of` tells whose tables at locations are, for one that tenants share by `choose_dropped`.
+    """
 
     kind = Kind.CACHE
     unit = "bytes"
+    tenants_of: Callable[[Collection[str]], Mapping[str, str]] = staticmethod(_no_tenants)
 
     def __init__(self, name: str, purpose: str, *, max_bytes: int, invalidated_by: str) -> None:
         """`max_bytes` is the bound, 0 for a cache that keeps nothing."""
@@ -43,6 +97,22 @@ class CountedCache(Machine):
     @abstractmethod
     def size(self) -> int:
         """Bytes that are kept."""
+
+    def sizes(self) -> Sequence[tuple[str, int]]:
+        """Return the bytes that are kept by the locations of tables, for a cache that tenants share."""
+        return ()
+
+    def find_tenants(self) -> Mapping[str, str]:
+        """Return whose the tables are that something is kept of, by location."""
+        locations = {location for location, _ in self.sizes()}
+        return self.tenants_of(locations) if locations else {}
+
+    def sizes_by_tenant(self) -> Mapping[str, int]:
+        """Return the bytes that are kept by tenant."""
+        tenants, found = self.find_tenants(), Counter[str]()
+        for location, size in self.sizes():
+            found[tenants.get(location, "")] += size
+        return found
 
     def figures(self) -> Mapping[str, float]:
         return {"size": self.size, "bound": self.max_bytes, "hits": self.hits, "misses": self.misses}

@@ -5,20 +5,21 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import lance
 from lance_namespace.errors import (
     InvalidInputError,
     InvalidTableStateError,
     PermissionDeniedError,
+    ServiceUnavailableError,
     TableTagNotFoundError,
     TableVersionNotFoundError,
 )
 
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.ids import check_name
-from tiltyard.runtime.cache import Cache
+from tiltyard.runtime.cache import Cache, CountedCache
 from tiltyard.storage.caches.column_cache import BranchKey, ColumnCache
 from tiltyard.storage.caches.openings import Opening, Openings
 from tiltyard.storage.caches.shared_snapshots import RecordedVersion, SharedSnapshot, manifest_path
@@ -92,6 +93,24 @@ class Datasets:
             invalidated_by="a later version, which each request looks for; a drop or restore of its table",
         )
         self.openings = Openings()
+
+    def share_out(self, tenants_of: Callable[[Collection[str]], Mapping[str, str]]) -> None:
+        """Let tenants share the caches of tables; `tenants_of` tells whose the tables at some locations are."""
+
+        def known(locations: Collection[str]) -> Mapping[str, str]:
+            try:
+                return tenants_of(locations)
+            except ServiceUnavailableError as error:
+                log.warning("caches are not shared out by namespaces while the catalog does not answer: %s", error)
+                return {}
+
+        for cache in self.shared_caches:
+            cache.tenants_of = known
+
+    @property
+    def shared_caches(self) -> tuple[CountedCache, ...]:
+        """The caches that tenants share."""
+        return self.column_cache, self.vector_cache, self.disk_cache
 
     @property
     def session_bytes(self) -> int:

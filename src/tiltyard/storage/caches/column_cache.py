@@ -21,7 +21,7 @@ from lance_namespace.errors import LanceNamespaceError, UnsupportedOperationErro
 
 from tiltyard.model.branches import Branch
 from tiltyard.model.columns.blob_columns import is_stored_as_read
-from tiltyard.runtime.cache import CountedCache
+from tiltyard.runtime.cache import CountedCache, Kept, NoShareError, choose_dropped
 from tiltyard.runtime.pool import filling_thread
 from tiltyard.storage.caches.cached_rows import CachedRows
 from tiltyard.storage.caches.fragment_contents import contents
@@ -46,8 +46,10 @@ A table of 50 MB is read after a dozen queries; one that is queried once never i
 _AT_ONCE_BYTES = 1 << 20
 """Missing pages up to which a query reads them itself: to ask Lance for its rows would take it as long."""
 _MAX_TABLES = 1024
+"""Tables whose queries are counted though nothing of them is kept."""
+_FORGOTTEN = 64
 _RETRY_SECONDS = 60.0
-"""How long the cache leaves a table alone after an error."""
+"""How long the cache leaves a table alone after an error, or where there is no room for it."""
 _MAX_SELECTIONS = 256
 """Selections of columns remembered for one version."""
 _BINARY_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
@@ -128,6 +130,7 @@ class _Table:
         default_factory=weakref.WeakKeyDictionary
     )
     size: int = 0
+    used_at: float = field(default_factory=monotonic)
     credit: int = 0
     too_large: dict[Names, int] = field(default_factory=dict)
     retry_at: float = 0.0
@@ -169,7 +172,8 @@ class _ClosedError(Exception):
 
 
 class ColumnCache(CountedCache):
-    """Columns of tables, as many as fit; the table that was queried least recently is evicted first.
+    """Columns of tables, as many as fit; of the tenant that has most, the table that was queried least recently is
+    evicted first.
 
     Safe to use from several threads.
     """
@@ -191,8 +195,11 @@ class ColumnCache(CountedCache):
     @property
     def size(self) -> int:
         """Cached bytes."""
+        return sum(size for _, size in self.sizes())
+
+    def sizes(self) -> Sequence[tuple[str, int]]:
         with self._lock:
-            return sum(table.size for table in self._tables.values())
+            return [(location, table.size) for (location, _), table in self._tables.items()]
 
     def rows(
         self,
@@ -262,7 +269,7 @@ class ColumnCache(CountedCache):
             table = self._tables.get(key)
             rows = None if table is None else table.selections.get(dataset, {}).get(names)
             if rows is not None:
-                self._tables.move_to_end(key)
+                self._touch(key)
             return rows
 
     def load(self, key: BranchKey, dataset: lance.LanceDataset, names: Sequence[str] | None) -> None:
@@ -285,6 +292,11 @@ class ColumnCache(CountedCache):
             raise UnsupportedOperationError(
                 f"These columns take more than the {self.max_bytes:,} bytes that the server keeps (page_cache_bytes)."
             ) from None
+        except NoShareError:
+            raise UnsupportedOperationError(
+                "To keep these columns in memory, those of namespaces that have less of it would have to go "
+                "(page_cache_bytes)."
+            ) from None
 
     def evict(self, location: str) -> None:
         """Drop all columns of a table that was deleted."""
@@ -304,10 +316,17 @@ class ColumnCache(CountedCache):
         if table is None:
             table = self._tables[key] = _Table()
             if len(self._tables) > _MAX_TABLES:
-                self._tables.popitem(last=False)
+                self._forget_tables()
         else:
             self._tables.move_to_end(key)
+            table.used_at = monotonic()
         return table
+
+    def _forget_tables(self) -> None:
+        """Forget the queries of some tables of which nothing is kept."""
+        counted = [each for each, other in self._tables.items() if not (other.pages or other.is_loading)]
+        for each in counted[: max(0, len(counted) - _MAX_TABLES + _FORGOTTEN)]:
+            del self._tables[each]
 
     def _select(self, table: _Table, dataset: lance.LanceDataset, version: _Version, names: Names) -> CachedRows:
         columns = [version.columns[name] for name in names]
@@ -338,6 +357,8 @@ class ColumnCache(CountedCache):
             return
         except _TooLargeError:
             table.too_large[request.names] = version.rows
+        except NoShareError:
+            table.retry_at = monotonic() + _RETRY_SECONDS
         except LanceNamespaceError as error:
             table.retry_at = monotonic() + _RETRY_SECONDS
             _log.warning("Rows of %s are not kept in memory, since they could not be read: %s", location, error)
@@ -395,9 +416,11 @@ class ColumnCache(CountedCache):
     ) -> None:
         """Add pages, drop those that the latest version has not, and evict other tables to make room.
 
-        Raises _TooLargeError.
+        Raises _TooLargeError, NoShareError.
         """
         contents = {fragment.content for fragment in version.fragments}
+        is_full = self.size + sum(page.nbytes for page in new_pages.values()) > self.max_bytes
+        tenants = self.find_tenants() if is_full else {}
         with self._lock:
             if self._tables.get(key) is not table:
                 return  # evicted meanwhile
@@ -408,14 +431,15 @@ class ColumnCache(CountedCache):
                 pages, size = new_pages, sum(page.nbytes for page in new_pages.values())
             if size > self.max_bytes:
                 raise _TooLargeError
+            others = [
+                Kept(each, tenants.get(each[0], ""), other.size, other.used_at)
+                for each, other in self._tables.items()
+                if each != key
+            ]
+            for each in choose_dropped(others, size, tenants.get(key[0], ""), self.max_bytes):
+                del self._tables[each]
             table.pages, table.size = pages, size
             table.selections.clear()
-            total = sum(entry.size for entry in self._tables.values())
-            for other in list(self._tables):
-                if total <= self.max_bytes:
-                    break
-                if other != key:
-                    total -= self._tables.pop(other).size
 
 
 def _inspect(dataset: lance.LanceDataset, max_bytes: int) -> _Version | None:

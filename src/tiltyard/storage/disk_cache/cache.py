@@ -14,7 +14,7 @@ import shutil
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InternalError, LanceNamespaceError, ServiceUnavailableError
 
-from tiltyard.runtime.cache import CountedCache
+from tiltyard.runtime.cache import CountedCache, Kept, NoShareError, choose_dropped
 from tiltyard.runtime.pool import filling_thread
 from tiltyard.storage.caches.recent_uses import RecentUses
 from tiltyard.storage.disk_cache.table_copy import CopyError, TableCopy
@@ -42,7 +42,8 @@ READS = 3
 """Reads within a minute for which a table is copied."""
 _RETRY_SECONDS = 60.0
 _MAX_TABLES = 1024
-"""Tables whose reads are counted."""
+"""Tables without a copy whose reads are counted."""
+_FORGOTTEN = 64
 _MAX_PROCESSES = 1024
 _LOCK = "lock"
 _MAY_BE_DAMAGE = (InternalError, ServiceUnavailableError)
@@ -72,6 +73,7 @@ class _Table:
     verify_at: float = 0.0
     is_working: bool = False
     is_dropped: bool = False
+    read_at: float = field(default_factory=monotonic)
     copy: TableCopy | None = None
     opened: _Opened | None = None
 
@@ -82,7 +84,8 @@ class _Table:
 
 
 class DiskCache(CountedCache):
-    """Copies of tables, as many as fit; the one that was read least recently is dropped first.
+    """Copies of tables, as many as fit; of the tenant that has most, the one that was read least recently is dropped
+    first.
 
     Safe to use from several threads. Processes share the folder, and have a folder of their own in it, which the next
     process takes over with what is there: it is read whole, and compared with its checksums, before it is used.
@@ -114,7 +117,10 @@ class DiskCache(CountedCache):
     @property
     def size(self) -> int:
         """Bytes of all copies."""
-        return sum(copy.size for copy in self._copies())
+        return sum(size for _, size in self.sizes())
+
+    def sizes(self) -> Sequence[tuple[str, int]]:
+        return [(copy.location, copy.size) for copy in self._copies()]
 
     def snapshot(self, location: str, snapshot: CachedVersion) -> CachedVersion:
         """Return the same version from its copy; the same snapshot where there is none, and see to it that there is.
@@ -197,12 +203,18 @@ class DiskCache(CountedCache):
         if table is None:
             table = self._tables[location] = _Table(location)
             if len(self._tables) > _MAX_TABLES:
-                forgotten = self._tables.popitem(last=False)[1]
-                forgotten.is_dropped = True
-                self._drop_copy(forgotten, "others were read later")
+                self._forget_tables()
         else:
             self._tables.move_to_end(location)
+            table.read_at = monotonic()
         return table
+
+    def _forget_tables(self) -> None:
+        """Forget the reads of some tables that have no copy; called with the lock."""
+        counted = [each for each in self._tables.values() if each.copy is None and not each.is_working]
+        for each in counted[: max(0, len(counted) - _MAX_TABLES + _FORGOTTEN)]:
+            each.is_dropped = True
+            del self._tables[each.location]
 
     def _drop_copy(self, table: _Table, state: str) -> None:
         """Forget a table's copy, which is deleted later; called with the lock."""
@@ -288,22 +300,43 @@ class DiskCache(CountedCache):
         return copy
 
     def _make_room(self, table: _Table, more: int) -> None:
-        """Drop the copies that were read least recently. Raises UnsupportedTableError while they are still read."""
+        """Drop copies of an earlier process, then of whoever has most.
+
+        Raises UnsupportedTableError while they are still read, and where only tenants that have less would make room.
+        """
+        tenants = self.find_tenants() if self.size + more > self.max_bytes else {}
         with self._lock:
-            others = [other for other in self._tables.values() if other is not table and other.copy is not None]
             left = list(self._left)
-        while self.size + more > self.max_bytes:
+        while left and self.size + more > self.max_bytes:
             with self._lock:
-                if left:
-                    self._unwanted.append(self._left.pop(left.pop(0)))
-                elif others:
-                    self._drop_copy(other := others.pop(0), "others that were read later took its room")
-                    other.reads.clear()
-                else:
-                    break
+                self._unwanted.append(self._left.pop(left.pop(0)))
+            self._sweep()
+        others = self._choose_others(table, more, tenants)
+        while others and self.size + more > self.max_bytes:
+            with self._lock:
+                other = others.pop(0)
+                self._drop_copy(other, "others that were read later took its room")
+                other.reads.clear()
             self._sweep()
         if self.size + more > self.max_bytes:
             raise UnsupportedTableError("the room is taken by versions that are still read")
+
+    def _choose_others(self, table: _Table, more: int, tenants: Mapping[str, str]) -> list[_Table]:
+        """Return the tables whose copies go for more bytes of one. Raises UnsupportedTableError."""
+        with self._lock:
+            kept = [
+                Kept(each, tenants.get(location, ""), each.copy.size, each.read_at)
+                for location, each in self._tables.items()
+                if each is not table and each.copy is not None
+            ]
+        own = more if table.copy is None else more + table.copy.size
+        unwanted = self.size + more - own - sum(each.size for each in kept)
+        try:
+            return choose_dropped(kept, own, tenants.get(table.location, ""), self.max_bytes - unwanted)
+        except NoShareError:
+            raise UnsupportedTableError(
+                "copies of namespaces that have less of the room would have to go (disk_cache_bytes)"
+            ) from None
 
     def _sweep(self) -> None:
         """Delete what nobody needs any more."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tiltyard.runtime.cache import CountedCache
+from tiltyard.runtime.cache import IDLE_SECONDS, CountedCache, Kept, NoShareError, choose_dropped
 from tiltyard.runtime.pool import Pool, filling_thread, run_together
 from tiltyard.runtime.process import wall_clock
 from tiltyard.runtime.system_memory import read_system_memory
@@ -38,7 +38,7 @@ from tiltyard.storage.vector_cache.index import MemoryIndex, bytes_of_row, train
 from tiltyard.storage.vector_cache.searchable_rows import Allowed, OtherRows, SearchableRows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import lance
 
@@ -51,10 +51,10 @@ _log = logging.getLogger(__name__)
 SEARCHES = 3
 """Searches within a minute for which an index is built."""
 _RETRY_SECONDS = 60.0
-UNUSED_SECONDS = 1800.0
+UNUSED_SECONDS = IDLE_SECONDS
 """Without a search for so long, an index is dropped: those of tables that another process has dropped are, too."""
 _MAX_COLUMNS = 256
-"""Columns whose searches are counted."""
+"""Columns without an index whose searches are counted."""
 EXTEND_ROWS = 256
 """Rows outside of an index from which on they are added to it."""
 SPARE_ROWS = 2048
@@ -72,6 +72,7 @@ _MIN_PART = 2
 """Queries for which it is worth a thread to search for a part of them."""
 _MAX_PART = 16
 """Queries that are searched for at once: of more than 20, FAISS computes distances less exactly."""
+_NO_SHARE = "the indexes of namespaces that have less of the memory would have to go (vector_cache_bytes)"
 _SHORT = "memory is short on this machine"
 
 
@@ -190,7 +191,8 @@ class _Entry:
 
 
 class VectorCache(CountedCache):
-    """Indexes in memory, as many as fit; the one that was searched least recently is dropped first.
+    """Indexes in memory, as many as fit; of the tenant that has most, the one that was searched least recently is
+    dropped first.
 
     Safe to use from several threads.
     """
@@ -224,8 +226,19 @@ class VectorCache(CountedCache):
     @property
     def size(self) -> int:
         """Bytes in memory."""
+        return sum(size for _, size in self.sizes())
+
+    def sizes(self) -> Sequence[tuple[str, int]]:
         with self._lock:
-            return sum(entry.size for entry in self._entries.values())
+            return [(entry.key.table[0], entry.size) for entry in self._entries.values()]
+
+    def _kept(self, tenants: Mapping[str, str], without: _Entry | None = None) -> list[Kept[VectorKey]]:
+        """Return what is kept for whom; the lock is held."""
+        return [
+            Kept(key, tenants.get(key.table[0], ""), entry.size, entry.searched_at)
+            for key, entry in self._entries.items()
+            if entry is not without
+        ]
 
     def rows(self, key: VectorKey, dataset: lance.LanceDataset) -> SearchableRows | None:
         """Return the rows of a version if they can be searched in memory; else see to it that they will be."""
@@ -295,7 +308,7 @@ class VectorCache(CountedCache):
                     self._drop(entry)
 
     def drop_unneeded(self) -> int:
-        """Drop what nobody searched for long, and while memory is short, what was searched least recently; for a timer.
+        """Drop what nobody searched for long, and while memory is short, more of whoever has most; for a timer.
 
         Return the bytes that were dropped.
         """
@@ -303,16 +316,17 @@ class VectorCache(CountedCache):
             return 0
         memory, now, dropped = self._read_memory(), monotonic(), 0
         missing = 0 if memory is None else memory.missing()
+        tenants = self.find_tenants() if missing else {}
         with self._lock:
             for entry in list(self._entries.values()):
-                size = entry.size
                 if now - entry.searched_at > UNUSED_SECONDS:
+                    dropped += entry.size
                     self._drop(entry)
-                elif size and dropped < missing:
-                    self._drop(entry, _SHORT, now + _RETRY_SECONDS)
-                else:
-                    continue
-                dropped += size
+            kept = self._kept(tenants)
+            left = max(0, sum(each.size for each in kept) - max(0, missing - dropped))
+            for key in choose_dropped(kept, 0, "", left):
+                dropped += self._entries[key].size
+                self._drop(self._entries[key], _SHORT, now + _RETRY_SECONDS)
         return dropped
 
     def _drop(self, entry: _Entry, state: str = "", retry_at: float = 0.0) -> None:
@@ -341,8 +355,9 @@ class VectorCache(CountedCache):
             entry = self._entries.get(key)
             if entry is None:
                 entry = self._entries[key] = _Entry(key)
-                if len(self._entries) > _MAX_COLUMNS:
-                    self._drop(next(iter(self._entries.values())))
+                counted = [each for each in self._entries.values() if each.index is None and not each.is_working]
+                if len(counted) > _MAX_COLUMNS:
+                    self._drop(counted[0])
             else:
                 self._entries.move_to_end(key)
                 entry.searched_at = monotonic()
@@ -400,24 +415,25 @@ class VectorCache(CountedCache):
             entry.blocks, entry.index, entry.state = blocks, index, "it is not up to date"
 
     def _make_room(self, entry: _Entry, size: int) -> None:
-        """Drop the indexes that were searched least recently for a build, whose bytes count from now on.
+        """Drop indexes of whoever has most for a build, whose bytes count from now on.
 
-        Raises UnsupportedVectorsError for what never fits, and where too little memory would be left.
+        Raises UnsupportedVectorsError for what never fits, where too little memory would be left, and where only
+        namespaces that have less would make room.
         """
         if size > self.max_bytes:
             raise UnsupportedVectorsError(
                 f"it would take {size:,} bytes, and each process of the server has {self.max_bytes:,} "
                 "(vector_cache_bytes)"
             )
-        memory = self._read_memory()
+        memory, tenants = self._read_memory(), self.find_tenants()
+        tenant = tenants.get(entry.key.table[0], "")
         with self._lock:
-            others = [(other, other.size) for other in self._entries.values() if other is not entry]
-            excess, dropped, freed = size + sum(taken for _, taken in others) - self.max_bytes, [], 0
-            for other, taken in others:
-                if taken and freed < excess:
-                    dropped.append(other)
-                    freed += taken
-            if memory is not None and memory.missing(size - freed):
+            try:
+                keys = choose_dropped(self._kept(tenants, entry), size, tenant, self.max_bytes)
+            except NoShareError:
+                raise UnsupportedVectorsError(_NO_SHARE) from None
+            dropped = [self._entries[key] for key in keys]
+            if memory is not None and memory.missing(size - sum(other.size for other in dropped)):
                 raise UnsupportedVectorsError(_SHORT)
             for other in dropped:
                 self._drop(other, "others that were searched later took its memory")

@@ -232,6 +232,59 @@ def prepare_export(installation: Installation) -> None:
         namespace.call("MoveTable", {"id": THEIRS, "new_id": OURS})
 
 
+# Mounted catalogs
+
+
+def drop_mounted(installation: Installation, begin: Begin = lambda: None) -> None:
+    with installation.namespace() as namespace:
+        begin()
+        namespace.call("DropTable", {"id": THEIRS})
+
+
+def finish_dropped_mounted(installation: Installation) -> None:
+    """The table is there with all that it has, or gone; a new one of its name has neither its rows nor its grants."""
+    with installation.namespace() as namespace:
+        found = count_rows(namespace, THEIRS)
+        assert found in (3, None), found
+    if found is not None:
+        drop_mounted(installation)
+    for catalog in mounted(installation):
+        assert catalog.list_tables(Id(("a",))).names == ()
+    with installation.namespace() as namespace:
+        create_table(namespace, THEIRS, 7)
+        assert count_rows(namespace, THEIRS) == 1
+        table = {"object_kind": "table", "id": THEIRS}
+        assert namespace.call("ListGrants", table)["grants"] == []
+
+
+RENAMED = [MOUNT, "a", "renamed"]
+
+
+def prepare_mount_refresh(installation: Installation) -> None:
+    """A table below a mount, with a policy and a grant, that another client gives another name."""
+    prepare_import(installation)
+    for catalog in mounted(installation):
+        location = catalog.deregister_table(Id(("a", "t"))).location
+        catalog.declare_table(Id(("a", "renamed")), location, {})
+
+
+def refresh_mount(installation: Installation, begin: Begin = lambda: None) -> None:
+    with installation.namespace() as namespace:
+        begin()
+        assert namespace.list_tables({"id": RENAMED[:-1]}).tables == ["renamed"]
+        assert count_rows(namespace, RENAMED) == 3
+
+
+def finish_mount_refresh(installation: Installation) -> None:
+    """It has its new name alone, and its policy, which stays with what lies there; a grant was on the earlier entry."""
+    refresh_mount(installation)
+    with installation.namespace() as namespace:
+        assert count_rows(namespace, THEIRS) is None
+    [(number,)] = installation.sql("SELECT id FROM tables")
+    assert installation.sql(f"SELECT COUNT(*) FROM policies WHERE table_id = {number}") == [(1,)]
+    assert installation.sql("SELECT COUNT(*) FROM grants") == [(0,)]
+
+
 # Backups
 
 
@@ -525,6 +578,8 @@ OPERATIONS: dict[str, SweptOperation] = {
     "training-set": SweptOperation(prepare_training_set, make_training_set, finish_training_set),
     "import": SweptOperation(prepare_import, move_table(THEIRS, OURS), finish_move(THEIRS, OURS)),
     "export": SweptOperation(prepare_export, move_table(OURS, THEIRS), finish_move(OURS, THEIRS)),
+    "mount-drop": SweptOperation(prepare_import, drop_mounted, finish_dropped_mounted),
+    "mount-refresh": SweptOperation(prepare_mount_refresh, refresh_mount, finish_mount_refresh),
     "backup": SweptOperation(prepare_backup, take_backup, finish_backup),
     "backup-prune": SweptOperation(prepare_prune, prune_backups, finish_prune),
     "restore": SweptOperation(prepare_backup, restore_backup, finish_restore),

@@ -112,8 +112,7 @@ def make_optimize(_: Installation, namespace: tiltyard.Namespace) -> Mapping[str
 def _check_optimized(dataset: lance.LanceDataset) -> None:
     assert len(dataset.get_fragments()) == 1
     assert dataset.to_table(filter="id = 6").num_rows == 1
-    [index] = dataset.describe_indices()
-    assert index.num_rows_indexed == dataset.count_rows()
+    _check_covered(dataset)
 
 
 def make_index(_: Installation, namespace: tiltyard.Namespace) -> Mapping[str, object]:
@@ -136,21 +135,30 @@ def _check_index(dataset: lance.LanceDataset) -> None:
     assert sorted(found[0]) == sorted(found[1])
 
 
-def prepare_refresh(installation: Installation) -> None:
-    """A view that is up to date, and changes of its source since: rows that came, that went, and a new value."""
-    with installation.namespace() as namespace:
-        create_table(namespace, ["t"], 1, 2)
-        insert(namespace, ["t"], 3, 4)
-        output = base64.b64encode(rows(1).schema.serialize().to_pybytes()).decode()
-        view = {"kind": "query", "source_query": "SELECT id, value FROM t", "output_schema": output}
-        namespace.call("CreateMaterializedView", {"id": ["v"], **view})
-    prepare("refresh", lambda *_: {"table": "v"})(installation)
-    drive_on_spark(installation)
-    with installation.namespace() as namespace:
-        namespace.call("DeleteFromTable", {"id": ["t"], "predicate": "id = 1"})
-        namespace.call("UpdateTable", {"id": ["t"], "predicate": "id = 3", "updates": [["value", "7"]]})
-        insert(namespace, ["t"], 5)
-    prepare("refresh", lambda *_: {"table": "v"})(installation)
+def prepare_refresh(**definition: object) -> Callable[[Installation], None]:
+    """Return what makes a view that is up to date, and changes its source: rows that come, that go, and a new value."""
+
+    def run(installation: Installation) -> None:
+        with installation.namespace() as namespace:
+            create_table(namespace, ["t"], 1, 2)
+            insert(namespace, ["t"], 3, 4)
+            output = base64.b64encode(rows(1).schema.serialize().to_pybytes()).decode()
+            view = {"kind": "query", "source_query": "SELECT id, value FROM t", "output_schema": output, **definition}
+            namespace.call("CreateMaterializedView", {"id": ["v"], **view})
+        prepare("refresh", lambda *_: {"table": "v"})(installation)
+        drive_on_spark(installation)
+        with installation.namespace() as namespace:
+            namespace.call("DeleteFromTable", {"id": ["t"], "predicate": "id = 1"})
+            namespace.call("UpdateTable", {"id": ["t"], "predicate": "id = 3", "updates": [["value", "7"]]})
+            insert(namespace, ["t"], 5)
+        prepare("refresh", lambda *_: {"table": "v"})(installation)
+
+    return run
+
+
+def _check_covered(dataset: lance.LanceDataset) -> None:
+    [index] = dataset.describe_indices()
+    assert index.num_rows_indexed == dataset.count_rows()
 
 
 INGESTED, UPSERTED = [row(each) for each in (1, 2, 3, 4)], [row(1), row(2, 7), row(3, 7)]
@@ -170,17 +178,24 @@ DRIVERS: dict[str, SweptOperation] = {
     "spark-delete": SweptOperation(
         prepare("delete", make_delete), drive_on_spark, finish("t", [row(1), row(4)], of_version(3))
     ),
-    "spark-refresh": SweptOperation(prepare_refresh, drive_on_spark, finish("v", REFRESHED, of_version(3))),
+    "spark-refresh": SweptOperation(prepare_refresh(), drive_on_spark, finish("v", REFRESHED, of_version(3))),
+    "spark-refresh-indexed": SweptOperation(
+        prepare_refresh(indexes=[{"column": "id", "index_type": "BTREE", "name": "ids"}]),
+        drive_on_spark,
+        finish("v", REFRESHED, _check_covered),
+    ),
     "spark-optimize": SweptOperation(
         prepare("optimize", make_optimize), drive_on_spark, finish("t", COMPACTED, _check_optimized)
     ),
     "spark-index": SweptOperation(prepare("index", make_index), drive_on_spark, finish("t", INDEXED, _check_index)),
 }
+SAME_TASKS = ("spark-delete", "spark-refresh-indexed")
+"""Jobs whose tasks make nothing durable, which their commit does, or are those of another one."""
 SPARK_JOBS: dict[str, SweptOperation] = {
     **DRIVERS,
     **{
         f"{name}-task": replace(operation, in_tasks=True)
         for name, operation in DRIVERS.items()
-        if name != "spark-delete"  # what its tasks write, Lance writes, and the commit makes durable
+        if name not in SAME_TASKS
     },
 }

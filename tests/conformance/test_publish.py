@@ -10,8 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from lance_namespace import (
 )
 from lance_namespace.errors import (
     ConcurrentModificationError,
+    InternalError,
     InvalidInputError,
     NamespaceNotFoundError,
     ServiceUnavailableError,
@@ -543,6 +545,27 @@ def test_publish_without_any_response_is_uncertain_and_keeps_its_files(lossy: Lo
         lossy.outcomes = [False] * 9
     assert list(Path(location, "data").iterdir())
     assert lossy.list_tables({"id": []}).tables == ["t"]
+
+
+@pytest.mark.parametrize("failures", [1, 9])
+def test_publish_of_which_a_server_says_no_more_than_that_it_is_committed_is_not_refused(
+    lossy: LossyNamespace, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """It goes away between two questions about one batch: what is committed stays, and no error says that it is not."""
+    describe, asked = LossyNamespace.describe_table_version, count()
+
+    def goes_away(namespace: LossyNamespace, request: Any) -> Any:
+        if 0 < next(asked) <= failures:
+            raise InternalError("connection reset by peer")
+        return describe(namespace, request)
+
+    uncertain = pytest.raises(tiltyard.PublishUncertainError, match="The server published")
+    with nullcontext() if failures == 1 else uncertain, tiltyard.publish(lossy) as tables:
+        write(tables, ["t"], "append")
+        lossy.outcomes = [None]
+        monkeypatch.setattr(LossyNamespace, "describe_table_version", goes_away)
+    monkeypatch.undo()
+    assert lance.dataset(namespace_client=lossy, table_id=["t"]).count_rows() == 6
 
 
 class RecordingHandler(BaseHTTPRequestHandler):

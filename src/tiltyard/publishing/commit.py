@@ -256,13 +256,30 @@ def latest_entry(client: upstream.LanceNamespace, branch: StagedBranch) -> upstr
 
 def _check_not_replaced(client: upstream.LanceNamespace, changes: StagedChanges) -> None:
     """Raise PublishUncertainError if a commit that bypassed the server has replaced a version that was committed."""
-    lost = [branch.table.path for branch in changes.branches() if _is_replaced(client, branch)]
-    if lost:
+    if lost := _find_replaced(client, changes):
         names = ", ".join(map(display_id, lost))
         raise PublishUncertainError(
             f"The server published all but {names}: a commit that bypassed the server took its version at the same "
             "moment. Look at the tables before you run the block again."
         )
+
+
+def _find_replaced(client: upstream.LanceNamespace, changes: StagedChanges) -> list[Path]:
+    """Return the tables of which versions were replaced. Raises PublishUncertainError if the server does not answer.
+
+    No other error: all is published, and its files stay.
+    """
+    pauses = iter(PAUSES)
+    while True:
+        try:
+            return [branch.table.path for branch in changes.branches() if _is_replaced(client, branch)]
+        except Exception as error:
+            if (pause := next(pauses, None)) is None:
+                raise PublishUncertainError(
+                    "The server published, and does not say whether a commit that bypassed it has taken one of the "
+                    "versions at the same moment: look at the tables before you run the block again."
+                ) from error
+        time.sleep(pause)
 
 
 def _is_replaced(client: upstream.LanceNamespace, branch: StagedBranch) -> bool:

@@ -23,7 +23,8 @@ from tiltyard.pipeline.upsert.tasks import MAX_KEYS_IN_MEMORY
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/scale.md"
 MARKS = {name: (f"<!-- {name} -->", f"<!-- end of {name} -->") for name in ("constants", "figures")}
-DIMENSION = 128
+DIMENSION, SUB_VECTORS = 128, 16
+TRAINING = "262,144 rows, 1,024 partitions, in tasks"
 PART_BYTES, PARTS_OF_A_SIZE = 5 << 20, 100
 """Lance sends a file to an object store in parts of 5 MiB, and after each hundred in parts larger by as much."""
 
@@ -42,7 +43,8 @@ class Constants:
     backfill: Constant = Constant(2_150_000, "rows/s, a column that costs nothing", "RESULTS.md, local[2]")
     keys: Constant = Constant(10e6, "keys/s, hashed", "`find_positions`, int64")
     probes: Constant = Constant(13e6, "rows/s looked up in one table of keys", "the same")
-    training: Constant = Constant(9.6e9, "rows × centroids × 256 trained in a second of a core", "`train_ivf`")
+    training: Constant = Constant(790e6, "rows × √centroids × dimensions × 2 trained in a second of a core", TRAINING)
+    coding: Constant = Constant(11, "s of a core to train 16 sub-vectors' codes on 65,536 rows", TRAINING)
     assigning: Constant = Constant(20e9, "multiplications and additions/s of finding a row's centroid", "**assumed**")
     copy: Constant = Constant(45e6, "bytes/s of index written by a merge", "**assumed**: half of an ingest's")
     moved: Constant = Constant(84, "bytes in the driver for a row that is moved under an index", "4 million, `commit`")
@@ -166,7 +168,10 @@ def _indexes(plan: Plan, its: Constants, slots: int, manifest: float, listed: fl
         ("num_partitions=16384, sample_rate=64", 16_384, 64),
     ):
         sample = centroids * rate
-        train = sample * centroids * DIMENSION * 2 / its.training.value / plan.cores
+        coarse = 256 * centroids * DIMENSION * 2 / its.training.value  # √centroids clusters of 256 rows, in one task
+        clustered = sample * math.sqrt(centroids) * DIMENSION * 2 / its.training.value
+        clusters = clustered / min(slots, math.sqrt(centroids))
+        train = coarse + clusters + its.coding.value / min(slots, SUB_VECTORS)
         build = plan.rows * centroids * DIMENSION * 2 / its.assigning.value / slots
         segments = math.ceil(plan.rows / ROWS_PER_SEGMENT)
         merges = math.ceil(plan.rows / ROWS_PER_MERGE)

@@ -1,6 +1,6 @@
 """A driver that dies: it drives a queued job, and kills itself once it has saved so many checkpoints of a kind.
 
-python -m tests.spark.killed_driver URL JOB PREFIX COUNT
+python -m tests.spark.killed_driver URL JOB PREFIX COUNT SLOTS
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tests.spark.conftest import CONF
 from tiltyard.calls.caller import Caller
 from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.driver.catalog_run import CatalogRun, QueuedJob, claim_job, drive_job, new_owner
-from tiltyard.pipeline.indexes import segments
+from tiltyard.pipeline.indexes import segments, training
 from tiltyard.pipeline.session import spark_session
 from tiltyard.pipeline.views import planning
 
@@ -37,15 +37,16 @@ class DyingRun(CatalogRun):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(url: str, job_id: str, prefix: str, count: int) -> None:
+def main(url: str, job_id: str, prefix: str, count: int, slots: int) -> None:
     """Drive the job until death."""
     segments.ROWS_PER_SEGMENT, planning.ROWS_PER_PART = ROWS_PER_SEGMENT, ROWS_PER_PART
+    training.MIN_SAMPLE_BYTES = 1
     catalog, owner = connection(url), new_owner()
     job = claim_job(catalog.caller(), job_id, owner, LEASE_MS)
     run = DyingRun(catalog.caller(), job, owner, prefix, count)
-    spark = spark_session("local[1]", config=CONF)
+    spark = spark_session(f"local[{slots}]", config=CONF)
     drive_job(run, lambda: job.execute(run, catalog, spark))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], int(sys.argv[4]))
+    main(*sys.argv[1:4], *map(int, sys.argv[4:6]))

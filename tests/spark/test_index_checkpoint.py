@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from tiltyard.change_feed.table_history import fragments_by_id
+from tiltyard.pipeline.indexes.model_files import IndexModel
 from tiltyard.pipeline.indexes.segments import IndexCheckpoint
-from tiltyard.pipeline.indexes.tasks import IndexModel
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.table_location import CatalogConnection, TableLocation
 

@@ -54,11 +54,20 @@ class RecordingRun(CatalogRun):
         self.saved[key] = value
 
 
-def killed(server: ServerProcess, environ: dict[str, str], target: Table, job: str, prefix: str, **options: Any) -> str:
-    """The id of a job on a table whose driver was killed after two parts whose keys begin with `prefix`."""
+def killed(
+    server: ServerProcess,
+    environ: dict[str, str],
+    target: Table,
+    job: str,
+    prefix: str,
+    count: int = 2,
+    slots: int = 1,
+    **options: Any,
+) -> str:
+    """The id of a job on a table whose driver was killed after `count` parts whose keys begin with `prefix`."""
     arguments = {"table": target.path[0], **options}
     job_id = submit_job(target.connection.caller(), find_job(job), arguments).id
-    command = [sys.executable, "-m", "tests.spark.killed_driver", server.url, job_id, prefix, "2"]
+    command = [sys.executable, "-m", "tests.spark.killed_driver", server.url, job_id, prefix, str(count), str(slots)]
     assert subprocess.run(command, env={**os.environ, **environ}, check=False).returncode == -signal.SIGKILL
     return job_id
 

@@ -23,16 +23,16 @@ from lance.indices import IndexConfig
 from tiltyard.change_feed.table_history import fragments_by_id
 from tiltyard.model.columns.index_types import IndexType
 from tiltyard.model.refusals import RefusedError
+from tiltyard.pipeline.indexes.model_files import IndexModel
 from tiltyard.pipeline.indexes.tasks import (
     LIGHT_TYPES,
     VECTOR_TYPES,
     BuildInput,
     BuildSegment,
-    IndexModel,
     IndexSpec,
     MergeSegments,
-    TrainModel,
 )
+from tiltyard.pipeline.indexes.training import train_model
 from tiltyard.pipeline.session import LazySession, task_slots
 from tiltyard.pipeline.sources.filesystem import file_exists
 from tiltyard.pipeline.spark_tasks import call_task, group_for_tasks, run_tasks
@@ -79,7 +79,7 @@ def build_segments(
     in_driver = spec.kind in LIGHT_TYPES and rows <= MAX_DRIVER_ROWS
     build_input = BuildInput(location, int(dataset.version), branch, spec, dataset if in_driver else None)
     build = _SegmentBuild(run, None if in_driver else spark, build_input, fragments, checkpoint)
-    model = build.train_model() if spec.kind in VECTOR_TYPES else None
+    model = build.train_model(dataset) if spec.kind in VECTOR_TYPES else None
     segments = checkpoint.load_segments(dataset, fragments, model) if checkpoint else []
     covered = {number for segment in segments for number in segment.fragment_ids}
     missing = {number: fragment.num_rows for number, fragment in fragments.items() if number not in covered}
@@ -101,12 +101,12 @@ class _SegmentBuild:
     fragments: Mapping[int, FragmentMetadata]
     checkpoint: IndexCheckpoint | None
 
-    def train_model(self) -> IndexModel:
+    def train_model(self, dataset: lance.LanceDataset) -> IndexModel:
         """Train the model, or load it from the checkpoint. Raises RefusedError."""
         if self.checkpoint is not None and (saved := self.checkpoint.load_model(self.input.location)) is not None:
             return saved
-        self.run.progress(stage="train")
-        model: IndexModel = run_tasks(self.spark, self.run, call_task, [TrainModel(self.input)], name="index: train")[0]
+        fields = self.checkpoint.fields if self.checkpoint is not None else None
+        model = train_model(self.run, self.spark, self.input, dataset, self.fragments, fields)
         if self.checkpoint is not None:
             self.checkpoint.save_model(model)
         return model

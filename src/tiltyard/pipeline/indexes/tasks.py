@@ -10,18 +10,17 @@ from typing import Any
 
 import lance
 import pyarrow as pa
-from lance.file import LanceFileReader, LanceFileWriter
 from lance.indices import IndicesBuilder
 
 from tiltyard.model.refusals import RefusedError
-from tiltyard.pipeline.sources.filesystem import delete_files
+from tiltyard.pipeline.indexes.model_files import IndexModel
 from tiltyard.pipeline.table_location import TableLocation
 
 LIGHT_TYPES = frozenset({"BTREE", "BITMAP", "ZONEMAP", "BLOOMFILTER"})
 _LIGHT_BLOCK_BYTES = 256 << 10
 
 VECTOR_TYPES = frozenset({"IVF_FLAT", "IVF_SQ", "IVF_PQ", "IVF_RQ", "IVF_HNSW_FLAT", "IVF_HNSW_SQ", "IVF_HNSW_PQ"})
-_ROWS_PER_CENTROID = 256
+ROWS_PER_CENTROID = 256
 """How many rows the training samples for each centroid, if the request does not say."""
 
 
@@ -44,6 +43,12 @@ class IndexSpec:
         """Return how many vectors the model of a vector index needs at least, whatever the table has."""
         codebook = 2 << int(self.parameters.get("num_bits", 8)) if self.kind.endswith("_PQ") else 0
         return max(codebook, 2 * int(self.parameters.get("num_partitions", 1)))
+
+    def partitions(self, rows: int) -> int:
+        """Return how many partitions a vector index of so many rows has."""
+        size = self.parameters.get("target_partition_size")
+        asked = self.parameters.get("num_partitions")
+        return int(asked or max(1, rows // size if size else round(math.sqrt(rows))))
 
     def options(self, model: Mapping[str, Any]) -> dict[str, Any]:
         """Return pylance's options to build a segment, with those of a vector index's model."""
@@ -70,50 +75,6 @@ def block_size(kind: str) -> int | None:
     are wide; a light index reads one narrow column, and its build takes a quarter less time with 65,536 rows.
     """
     return _LIGHT_BLOCK_BYTES if kind in LIGHT_TYPES else None
-
-
-@dataclass(frozen=True, slots=True)
-class IndexModel:
-    """The trained model that all segments of a vector index share, in Lance files of its own folder below the table's.
-
-    It is a file, since a hundred thousand centroids are 50 MB: too much to send with each task. `folder` lies where
-    garbage collection looks for files of no index. `sub_vectors` is 0 where there is no codebook.
-    """
-
-    folder: str
-    partitions: int
-    sub_vectors: int
-
-    @property
-    def files(self) -> list[str]:
-        """Return the model's files, below the table's folder."""
-        return [f"{self.folder}/{name}.lance" for name in ("centroids", *(["codebook"] if self.sub_vectors else []))]
-
-    def write(self, location: TableLocation, *arrays: pa.Array) -> None:
-        """Write centroids and codebook, durably. Raises OSError."""
-        for file, array in zip(self.files, arrays, strict=True):
-            rows = pa.record_batch([array], ["values"])
-            path, options = f"{location.uri}/{file}", dict(location.options) or None
-            with LanceFileWriter(path, rows.schema, storage_options=options, **location.refresh_arguments) as writer:
-                writer.write_batch(rows)
-        location.make_durable(self.files)
-
-    def arguments(self, location: TableLocation) -> dict[str, Any]:
-        """Read the model, as arguments of pylance. Raises OSError."""
-        arrays = [_read_values(location, file) for file in self.files]
-        ivf = {"num_partitions": self.partitions, "ivf_centroids": arrays[0]}
-        return {**ivf, "num_sub_vectors": self.sub_vectors, "pq_codebook": arrays[1]} if self.sub_vectors else ivf
-
-    def delete(self, location: TableLocation) -> None:
-        """Delete the model's files."""
-        delete_files([f"{location.uri}/{file}" for file in self.files], location.options)
-
-
-def _read_values(location: TableLocation, file: str) -> pa.Array:
-    reader = LanceFileReader(
-        f"{location.uri}/{file}", dict(location.options) or None, ["values"], **location.refresh_arguments
-    )
-    return reader.read_all().to_table().column("values").combine_chunks()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +111,8 @@ class TrainModel:
         """Return the model: centroids, and a codebook for PQ. Raises RefusedError for too few rows."""
         dataset, spec = self.input.open(), self.input.spec
         parameters, rows = spec.parameters, dataset.count_rows(spec.not_null_condition(dataset.schema))
-        size = parameters.get("target_partition_size")
-        partitions = parameters.get("num_partitions") or max(1, rows // size if size else round(math.sqrt(rows)))
-        rate = min(parameters.get("sample_rate", _ROWS_PER_CENTROID), rows // partitions)
+        partitions = spec.partitions(rows)
+        rate = min(parameters.get("sample_rate", ROWS_PER_CENTROID), rows // partitions)
         if rate < 2:
             raise RefusedError(f"{partitions} partitions need {2 * partitions} vectors, and there are {rows}.")
         iterations = {"max_iters": parameters["max_iterations"]} if "max_iterations" in parameters else {}
@@ -164,7 +124,7 @@ class TrainModel:
             model.write(self.input.location, ivf.centroids)
             return model
         bits = parameters.get("num_bits", 8)
-        rate = min(parameters.get("sample_rate", _ROWS_PER_CENTROID), rows >> bits)
+        rate = min(parameters.get("sample_rate", ROWS_PER_CENTROID), rows >> bits)
         if rate < 2:
             raise RefusedError(f"{spec.kind} needs {2 << bits} vectors, and there are {rows}: take IVF_FLAT.")
         sub_vectors = parameters.get("num_sub_vectors")

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from lance_namespace.errors import (
+    InvalidInputError,
     LanceNamespaceError,
     PermissionDeniedError,
     TableNotFoundError,
@@ -53,6 +54,33 @@ def revoke(catalog: Catalog, privileges: str, table: tuple[str, ...] = ("s", "t"
     request = {"object_kind": "table", "id": list(table), "grantee": "ann", "privileges": privileges.split(",")}
     catalog.owner.call("RevokePrivileges", request)
     catalog.refresh_rights()
+
+
+def test_a_delete_takes_what_deleting_rows_does_and_is_of_its_own_table_alone(home: Catalog) -> None:
+    home.table("s", "other")
+    home.grant("bob", "read,write", table=("s", "t"))
+    home.grant("eve", "write", table=("s", "t"))
+    bob = home.as_("bob")
+    wish = {"name": "delete", "table": ["s", "t"], "arguments": {"table": "s$t", "filter": "true"}}
+    job_id = bob.call("SubmitJob", wish)["job"]["id"]
+    assert claim(home, job_id)["id"] == job_id
+    for caller, more, error in (
+        ("bob", {"arguments": {"table": "s$other", "filter": "true"}}, InvalidInputError),
+        ("bob", {"arguments": {"filter": "true"}}, InvalidInputError),
+        ("bob", {"name": "optimize"}, PermissionDeniedError),
+        ("bob", {"spark": {"spark.sql.shuffle.partitions": "3"}}, PermissionDeniedError),
+        ("bob", {"table": ["s", "other"]}, LanceNamespaceError),
+        ("bob", {"table": ["s", "none"]}, LanceNamespaceError),
+        ("eve", {}, PermissionDeniedError),
+    ):
+        with pytest.raises(error):
+            home.as_(caller).call("SubmitJob", {**wish, **more})
+    later = bob.call("SubmitJob", wish)["job"]["id"]
+    home.owner.call(
+        "RevokePrivileges", {"object_kind": "table", "id": ["s", "t"], "grantee": "bob", "privileges": ["write"]}
+    )
+    home.refresh_rights()
+    assert "lacks the privileges" in str(claim_error(home, later))
 
 
 def test_claim_job_of_somebody_who_may_still_have_it_done_hands_it_out(home: Catalog) -> None:

@@ -76,6 +76,15 @@ def end(catalog: Catalog, status: str = "Succeeded") -> None:
         catalog.owner.call("FinishJob", {"id": [job["id"]], "owner": "driver", "status": status})
 
 
+def test_a_job_on_a_table_needs_one_and_a_pipeline_does_not(home: Catalog) -> None:
+    for job in "optimize", "ingest", "refresh":
+        wish = {**NIGHTLY, **HOUR, "job": job, "table": None, "arguments": {}}
+        with pytest.raises(InvalidInputError, match=f"A schedule of the job {job} names the table"):
+            home.owner.call("CreateSchedule", wish)
+    wish = {**NIGHTLY, **HOUR, "job": "pipeline", "table": None, "arguments": {}}
+    assert home.owner.call("CreateSchedule", wish)["schedule"]["job"] == "pipeline"
+
+
 def error_of(catalog: Catalog, caller: str, operation: str, **fields: Any) -> LanceNamespaceError:
     with pytest.raises(LanceNamespaceError) as raised:
         catalog.as_(caller).call(operation, fields)

@@ -219,6 +219,13 @@ def test_mistake_in_a_query_is_told_without_the_names_of_its_layers(queries: Que
     assert str(refusal.value) == message
 
 
+def test_the_greatest_of_values_that_have_no_order_is_refused(queries: Queries) -> None:
+    queries.add_table(Id(("lists",)), pa.table({"tags": [[{"x": 1}], [{"x": 2}]]}))
+    for query in "SELECT max(tags) FROM lists", "SELECT min(tags) OVER () FROM lists":
+        with pytest.raises(UnsupportedOperationError, match="min and max do not take lists of structs"):
+            queries.run(query)
+
+
 def test_query_of_a_missing_table_says_so(queries: Queries) -> None:
     with pytest.raises(TableNotFoundError):
         queries.rows("SELECT * FROM nothing")

@@ -38,6 +38,7 @@ from tiltyard.access.authorization import (
 )
 from tiltyard.access.policies import policy_denial
 from tiltyard.model.ids import Id, namespace_id, parse_id, table_id
+from tiltyard.model.jobs import DELETE
 from tiltyard.model.modes import CreateMode, DropMode, parse_mode
 from tiltyard.model.operations import Needs
 from tiltyard.model.principals import ALL, Privilege, privilege_names
@@ -411,12 +412,19 @@ def _list_all_jobs(ctx: Context, request: Any) -> Context:
 
 
 def _submit_job(ctx: Context, request: Any) -> Context:
-    """Check the submission of a job: on its table, or on the namespace where the job is to create the table."""
-    required = Privilege.RUN_UDFS.value
-    if not request.table:
+    path = table_id(request.table) if request.table else Id()
+    required = privileges_of_job(ctx, path, request.name, has_spark=bool(request.spark))
+    return authorize_submission(ctx, path, required.value)
+
+
+def authorize_submission(ctx: Context, path: Id, required: int) -> Context:
+    """Check the submission of a job: on its table, or on the namespace where the job is to create the table.
+
+    Raises PermissionDeniedError, TableNotFoundError, NamespaceNotFoundError.
+    """
+    if not path:
         authorize_server(ctx, required)
         return ctx
-    path = table_id(request.table)
     try:
         authorize_table(ctx, path, required)
     except TableNotFoundError:
@@ -424,9 +432,26 @@ def _submit_job(ctx: Context, request: Any) -> Context:
     return ctx
 
 
+def privileges_of_job(ctx: Context, path: Id, name: str, *, has_spark: bool) -> Privilege:
+    """Return what submitting a job needs on its table; `has_spark` says that it has properties of Spark of its own.
+
+    A delete runs no code of its submitter, and does what DeleteFromTable does: who may do that needs no more.
+    """
+    if name != DELETE or has_spark or ctx.is_unchecked:
+        return Privilege.RUN_UDFS
+    try:
+        table = ctx.look_up_table(path)
+    except (TableNotFoundError, NamespaceNotFoundError):
+        return Privilege.RUN_UDFS
+    has_all = caller_rights(ctx).on_table(table.id, table.namespace_id) & Privilege.RUN_UDFS
+    return Privilege.RUN_UDFS if has_all else Privilege.READ | Privilege.WRITE
+
+
 DESCRIBE_TRANSACTION = Needs("to be its submitter, or `use` on its table", _submitter_or(Privilege.USE.value))
 SUBMIT_JOB = Needs(
-    "`run_udfs` on its table, on the namespace of one to be made, without one on the server", _submit_job
+    "`run_udfs` on its table, on the namespace of one to be made, without one on the server; or, to delete "
+    "rows, `read` and `write` on it",
+    _submit_job,
 )
 OWN_JOB = Needs("to be its submitter, or `run_udfs` on its table", _submitter_or(Privilege.RUN_UDFS.value))
 DESCRIBE_JOB_STATE = Needs(

@@ -52,6 +52,11 @@ PIPELINE_JOBS: Mapping[str, str] = {
 }
 """The modules of the pipeline's jobs, by name: a server queues them, drivers run them (docs/pipeline.md)."""
 
+DELETE = "delete"
+"""The job that deletes rows: of all jobs that Spark may run, it alone runs no code that its submitter chose."""
+JOBS_ON_TABLES = frozenset(PIPELINE_JOBS) - {"pipeline"}
+"""Jobs that are about one table, their argument `table`."""
+
 MAX_ATTEMPTS = 5
 """How often a job is started before it fails for good, by workers and by drivers."""
 ENDLESS_JOBS = frozenset({"stream"})

@@ -59,6 +59,11 @@ _RULES: tuple[tuple[re.Pattern[str], type[LanceNamespaceError], str], ...] = tup
             InvalidInputError,
             r"\1 does not take values of these types: cast them.",
         ),
+        (
+            r"Uncomparable values",
+            UnsupportedOperationError,
+            "min and max do not take lists of structs, nor other values that have no order: take a field of them.",
+        ),
         (r"Internal error|panicked|bug in DataFusion|PyErr \{", InternalError, _FAILED),
         (r"outer_ref\(|OuterReferenceColumn", UnsupportedOperationError, CORRELATED),
         (

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lance_namespace.errors import (
     ConcurrentModificationError,
+    InternalError,
     LanceNamespaceError,
     ServiceUnavailableError,
     TransactionNotFoundError,
@@ -270,8 +271,9 @@ class _Run:
             wait = retry_wait_ms(self._record.attempts)
             self._finish(TransactionStatus.QUEUED, error=str(error), wait_ms=wait)
             return
-        log.error("transaction %s (%s) failed", self._record.id, self._record.kind, exc_info=error)
         is_public = isinstance(error, LanceNamespaceError)
+        trace = error if not is_public or isinstance(error, InternalError) else None  # a refusal says all in its text
+        log.error("transaction %s (%s) failed: %s", self._record.id, self._record.kind, error, exc_info=trace)
         text = str(error) if is_public else "The server failed on this work; its log has the details under this id."
         self._finish(TransactionStatus.FAILED, {RETRYABLE: str(can_retry).lower()}, error=text)
 

@@ -321,6 +321,8 @@ def test_schema_changes_that_break_the_contract_are_refused(table: Server) -> No
         alter(path="price", rename="cost")
     with pytest.raises(InvalidInputError, match=r"reads the column 'code'"):
         alter_table_drop_columns(table.ctx, ask(models.AlterTableDropColumnsRequest, id="t", columns=["code"]))
+    with pytest.raises(InvalidInputError, match=r"'price' is read by the contract of the table.*to cast it"):
+        alter(path="price", data_type={"type": "float32"})
     alter(path="kind", rename="sort")
     drop_table_contract(table.ctx, ask(models.DropTableContractRequest, id="t"))
     alter(path="price", rename="cost")

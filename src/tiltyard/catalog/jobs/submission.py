@@ -23,7 +23,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.access import filtered_lists
-from tiltyard.access.needs import LIST_JOBS, OWN_JOB, SUBMIT_JOB, on_server
+from tiltyard.access.needs import LIST_JOBS, OWN_JOB, SUBMIT_JOB, on_server, privileges_of_job
 from tiltyard.catalog.jobs.authorization import (
     authorize_start,
     authorize_submitter,
@@ -32,7 +32,7 @@ from tiltyard.catalog.jobs.authorization import (
     visible_job_table,
 )
 from tiltyard.catalog.transactions import transaction_id
-from tiltyard.model.ids import Id, table_id
+from tiltyard.model.ids import Id, parse_id, table_id
 from tiltyard.model.jobs import ENDLESS_JOBS, exclusive_run_key, pipeline_jobs
 from tiltyard.model.modes import TransactionStatus, parse_mode
 from tiltyard.model.operations import always, operation
@@ -163,11 +163,14 @@ def submit_job(ctx: Context, request: models.SubmitJobRequest) -> models.SubmitJ
     check_job_name(request.name)
     table = table_id(request.table) if request.table else Id()
     record_id = find_job_table(ctx, table)
+    required = privileges_of_job(ctx, table, request.name, has_spark=bool(request.spark))
+    if required is not Privilege.RUN_UDFS and table_id(parse_id(str((request.arguments or {}).get("table")))) != table:
+        raise InvalidInputError("A delete is of the table that the job is submitted for: name the same one in 'table'.")
     record = queue_job(
         ctx,
         request.name,
         validate_arguments(ctx, request.name, table, request.arguments or {}),
-        required=Privilege.RUN_UDFS,
+        required=required,
         record_id=record_id,
         namespace_id=find_job_parent(ctx, table) if record_id is None else None,
         table=table,

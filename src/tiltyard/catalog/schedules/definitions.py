@@ -11,7 +11,7 @@ from tiltyard.access.stored_definitions import Definer
 from tiltyard.catalog.jobs.authorization import authorize_definer, submitter_payload, validate_arguments
 from tiltyard.catalog.jobs.submission import NewJob, check_job_name, find_job_parent, find_job_table
 from tiltyard.model.ids import Id
-from tiltyard.model.jobs import ENDLESS_JOBS
+from tiltyard.model.jobs import ENDLESS_JOBS, JOBS_ON_TABLES
 from tiltyard.model.principals import Principal, Privilege
 from tiltyard.model.schedules import Timing
 from tiltyard.model.settings.spark_properties import check_spark_properties
@@ -51,6 +51,8 @@ def check_definition(ctx: Context, definition: Definition) -> None:
     check_job_name(definition.job)
     if definition.job in ENDLESS_JOBS:
         raise InvalidInputError(f"A {definition.job} runs until it is canceled: submit it once, without a schedule.")
+    if definition.job in JOBS_ON_TABLES and not definition.table and "table" not in definition.arguments:
+        raise InvalidInputError(f"A schedule of the job {definition.job} names the table that it is about: 'table'.")
     size = len(msgspec.json.encode(definition))
     if size > MAX_DEFINITION_BYTES:
         raise InvalidInputError(f"A schedule's job has {MAX_DEFINITION_BYTES} bytes at most, as JSON, not {size}.")

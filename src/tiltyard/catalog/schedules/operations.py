@@ -23,10 +23,11 @@ from tiltyard.access.authorization import (
     missing_privileges,
     require_decision,
 )
-from tiltyard.access.needs import LIST_ALL_JOBS, SUBMIT_JOB
+from tiltyard.access.needs import LIST_ALL_JOBS, authorize_submission
 from tiltyard.catalog.functions.secrets import find_namespace_id
 from tiltyard.catalog.jobs.submission import find_job_table, to_entry
 from tiltyard.catalog.schedules.definitions import (
+    REQUIRED,
     Definition,
     check_definition,
     prepare_job,
@@ -130,7 +131,7 @@ def _definer_or(required: Privilege) -> Needs:
 def _create_schedule(ctx: Context, request: Any) -> Context:
     path = table_id(request.id)
     parent_id = authorize_namespace(ctx, path.parent, Privilege.CREATE.value)
-    SUBMIT_JOB.authorize(ctx, request)
+    authorize_submission(ctx, table_id(request.table) if request.table else Id(), REQUIRED.value)
     return ctx.with_resolved({}, {path.parent: parent_id})
 
 

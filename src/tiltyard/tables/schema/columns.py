@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.needs import on_table
+from tiltyard.contracts.contract import Contract
 from tiltyard.model.branches import Branch
 from tiltyard.model.columns.computed_columns import (
     is_auto_refreshed,
@@ -37,7 +38,7 @@ from tiltyard.tables.schema.computed_columns import (
     check_backfill,
     check_client_metadata,
 )
-from tiltyard.tables.schema.field_paths import find_field, path_names
+from tiltyard.tables.schema.field_paths import find_field, fold_names, path_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -78,6 +79,7 @@ def alter_table_alter_columns(
         moved = [entry["path"] for entry in alterations if "data_type" in entry or "name" in entry]
         check_no_source(dataset, moved)
         _check_readers(ctx, request, moved)
+        _check_not_of_contract(ctx, request, [entry["path"] for entry in alterations if "data_type" in entry])
         _check_not_of_view(dataset, [entry["path"] for entry in alterations if "name" in entry])
         check_lossless(dataset, {entry["path"]: entry["data_type"] for entry in alterations if "data_type" in entry})
         with _following_columns(ctx, request, dataset, renames(alterations)):
@@ -214,6 +216,17 @@ def _check_readers(
     """Raise InvalidInputError if others read the columns, unless the request says that they may break."""
     if not request.allow_breaking and Branch.parse(request.branch).is_main:
         check_no_readers(ctx, table_id(request.id), find_table(ctx, request.id), paths)
+
+
+def _check_not_of_contract(ctx: Context, request: models.AlterTableAlterColumnsRequest, casts: Sequence[str]) -> None:
+    """Raise InvalidInputError for a column that the table's contract checks: other values of it were agreed upon."""
+    contract = find_table(ctx, request.id).contract
+    checked = frozenset() if contract is None else fold_names(Contract.from_json(contract).columns)
+    for path in casts:
+        if path_names(path)[0].casefold() in checked:
+            raise InvalidInputError(
+                f"The column '{path}' is read by the contract of the table: change or drop that first, to cast it."
+            )
 
 
 def _check_not_of_view(dataset: lance.LanceDataset, paths: Sequence[str]) -> None:

@@ -68,9 +68,12 @@ def create(settings: Settings, target: str) -> None:
     """
     from tiltyard.backup.create import create_backup
     from tiltyard.cli.database import open_context
+    from tiltyard.tables.erasure.backups import record_backup
 
     with _refusing(), open_context(settings) as ctx:
-        point = create_backup(ctx, _open_target(settings, target, creates=True), _report)
+        opened = _open_target(settings, target, creates=True)
+        point = create_backup(ctx, opened, _report)
+        record_backup(ctx, opened.location, point.id)
     click.echo(
         f"Backup {point.id}: {point.tables} tables, {point.num_files} files, {format_size(point.num_bytes)}; "
         f"copied {point.copied_files} files, {format_size(point.copied_bytes)}."

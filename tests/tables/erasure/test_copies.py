@@ -10,15 +10,18 @@ import lance
 import msgspec
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from lance_namespace.errors import InvalidInputError
-from tests.tables.erasure.test_erasure import VALUE, add, erase, people, planted, request, root_of
+from tests.tables.erasure.test_erasure import VALUE, add, erase, files_with, people, planted, request, root_of
 from tests.tables.served import Server, ask
 
 from tiltyard.catalog.tables import drop_table
+from tiltyard.cli import main
 from tiltyard.contracts.checked_rows import FOLDER, encode_reject
 from tiltyard.model.branches import MAIN
 from tiltyard.model.columns.lineage import ColumnInput, ColumnOrigin, Derivation
 from tiltyard.model.lineage import CommitLineage, LineageSource
+from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.spec import models
 from tiltyard.store.tables.lineage import LineageRecord
 from tiltyard.tables.erasure.parked_rows import erase_parked_rows
@@ -311,3 +314,74 @@ def test_parked_rows_on_which_the_condition_cannot_be_computed_are_named(catalog
     report: dict[str, Any] = erase(catalog)
     assert report["outcome"] == "incomplete"
     assert [each["file"] for each in report["found"]] == [f"{FOLDER}/a-0.jsonl"]
+
+
+def write_rejects(server: Server, folder: Path, *rows: Any, rejected: int, table: str = "people") -> str:
+    """Record a job that has written rejected rows to a folder; return its id."""
+    record = server.services.store.describe_table((table,))
+
+    def work(catalog: Any) -> str:
+        payload = {"arguments": {"table": table, "rejects": f"{folder}/"}}
+        properties = {"rejected": str(rejected)}
+        return str(catalog.create_transaction("ingest", record.id, payload, properties, TransactionStatus.SUCCEEDED).id)
+
+    number: str = server.services.store.transact(work)
+    folder.mkdir(exist_ok=True)
+    if rows:
+        (folder / f"{number}-0-0.jsonl").write_bytes(b"".join(encode_reject("no number", row) for row in rows))
+    return number
+
+
+def test_rejected_rows_that_a_job_has_put_into_a_folder_are_removed_and_others_of_that_folder_stay(
+    catalog: Server,
+) -> None:
+    add(catalog, "people", people(0, 20))
+    folder = root_of(catalog) / "rejects"
+    number = write_rejects(catalog, folder, *people(6, 9).to_pylist(), rejected=3)
+    alone = write_rejects(catalog, folder, *people(7, 8).to_pylist(), rejected=1)
+    foreign = folder / "of-another-program.jsonl"
+    foreign.write_bytes(encode_reject("no number", people(7, 8).to_pylist()[0]))
+    report = erase(catalog)
+    assert report["unresolved"] == [] and report["tables"][0]["parked_rows"] == 2
+    assert files_with(folder, VALUE.encode()) == [foreign.name]
+    left = b"".join(path.read_bytes() for path in folder.glob(f"{number}-*"))
+    assert left.count(b"no number") == 2 and b"user8@example.org" in left
+    assert [path.read_bytes() for path in folder.glob(f"{alone}-*")] == [b""]
+    assert erase(catalog)["unresolved"] == []
+
+
+def test_rejected_rows_of_a_job_that_cannot_be_told_or_found_are_named(catalog: Server) -> None:
+    add(catalog, "people", people(0, 20))
+    folder = root_of(catalog) / "rejects"
+    renamed = write_rejects(catalog, folder, {"number": 7, "mail": VALUE}, rejected=1)
+    gone = write_rejects(catalog, folder, rejected=2)
+    write_rejects(catalog, folder, rejected=0)
+    elsewhere = write_rejects(catalog, root_of(catalog).parent / "elsewhere", rejected=1)
+    [told] = erase(catalog)["unresolved"]
+    assert f"{folder}/{renamed}-0-0.jsonl" in told and f"{folder}/{gone}-*.jsonl (not found from this server)" in told
+    assert f"elsewhere/{elsewhere}-*.jsonl (not below the roots of the server" in told
+    assert str(told).count(".jsonl") == 3
+
+
+def test_backups_that_have_the_rows_are_listed_with_what_ends_them(catalog: Server) -> None:
+    add(catalog, "people", people(0, 20))
+    target = root_of(catalog).parent / "backups"
+    arguments = ["backup", str(target), "--root", str(root_of(catalog))]
+    for _ in range(2):
+        assert CliRunner().invoke(main, arguments, catch_exceptions=False).exit_code == 0
+    points = sorted(path.name for path in (target / "points").iterdir())
+    [unseen] = erase(catalog)["backups"]
+    assert unseen["backups"] == points and "allowed root" in unseen["problem"]
+    catalog.services.close()
+    catalog = Server(root_of(catalog), gc_safety_days=0.0, allowed_roots=(str(target),))
+    report = erase(catalog)
+    assert report["outcome"] == "complete"
+    assert report["backups"] == [{"target": str(target), "backups": points, "newer": 0, "problem": ""}]
+    told = report["to_check_by_hand"][0]
+    assert f"2 backups at {target} have the rows: {points[0]} to {points[1]}" in told
+    assert "prune" in told and "there are 0" in told
+    pruned = CliRunner().invoke(main, ["backup", "prune", str(target), "--keep", "1"], catch_exceptions=False)
+    assert pruned.exit_code == 0
+    again = erase(catalog)["backups"]
+    assert [each["backups"] for each in again] == [points[1:]]
+    catalog.services.close()

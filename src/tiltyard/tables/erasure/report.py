@@ -17,6 +17,7 @@ from tiltyard.model.columns.vector_columns import quote_path
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.files import LocalFiles
 from tiltyard.store.repository import display_path
+from tiltyard.tables.erasure.backups import find_backups
 from tiltyard.tables.erasure.byte_search import MAX_SEARCHED_VALUES, digest_of, patterns_of, search_folder
 from tiltyard.tables.erasure.conditions import columns_of, field_numbers, open_main
 from tiltyard.tables.erasure.old_versions import unreferenced_files
@@ -48,8 +49,8 @@ _MAX_NAMED = 100
 """Files of one kind that a report names."""
 
 BACKUPS = (
-    "Backups: the catalog does not know which there are, nor when they expire. Those taken before have the rows until "
-    "`tiltyard backup prune` removes them."
+    "Backups that the catalog has no record of: taken by other means, by an earlier release, or at a target that "
+    "has got none for `transaction_days`. Those taken before have the rows until they are removed."
 )
 CATALOG = (
     "The catalog's database and its own backups: the condition of an approval that was asked for is kept there until "
@@ -290,6 +291,7 @@ def make_report(
     """Return the outcome, the report (JSON) and its signature."""
     outcome = INCOMPLETE if examination.unresolved else COMPLETE
     [table] = [table for table in examination.scope.tables if table.id == erasure.table_id]
+    backups = find_backups(ctx, ended_at)
     sources = [f"{name}: this table was made from it, and it is not changed." for name in sources_of(ctx, table)]
     content = {
         "format": FORMAT,
@@ -311,7 +313,13 @@ def make_report(
         },
         "found": examination.found,
         "unresolved": examination.unresolved,
-        "to_check_by_hand": [BACKUPS, CATALOG, OUTSIDE, *([DISKS] if ctx.settings.disk_cache_bytes else []), *sources],
+        "backups": [msgspec.to_builtins(each) for each in backups],
+        "to_check_by_hand": [
+            *(each.describe() for each in backups),
+            *(BACKUPS, CATALOG, OUTSIDE),
+            *([DISKS] if ctx.settings.disk_cache_bytes else []),
+            *sources,
+        ],
     }
     text = msgspec.json.encode(content).decode()
     return outcome, text, sign_report(ctx, erasure.id, ended_at, text)

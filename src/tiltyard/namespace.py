@@ -32,6 +32,7 @@ from tiltyard.calls.caller import find_operation, make_request
 from tiltyard.calls.in_process_caller import InProcessCaller, internal_errors
 from tiltyard.config import load_settings
 from tiltyard.identity import in_process_principal
+from tiltyard.model.jobs import DRIVER_VARIABLE
 from tiltyard.model.operations import ArrowAnswer, BytesAnswer
 from tiltyard.model.principals import EVERYBODY, Principal
 from tiltyard.model.spec import ARROW_FILE, Operation, Shape, operations
@@ -40,7 +41,7 @@ from tiltyard.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tiltyard.context import CommitLog
+    from tiltyard.context import CommitLog, QuotaChecks
 
 STOP_SECONDS = 5.0
 
@@ -71,8 +72,10 @@ class Namespace(upstream.LanceNamespace):
         except LanceNamespaceError:
             self._services.close()
             raise
-        # Where nobody calls close(): what the log has yet to mark is marked by its timer, or when Python ends.
-        _open_logs.add(self._services.commit_log)
+        # Where nobody calls close(): what these have yet to write is written by their timers, or when Python ends.
+        _open_logs.update((self._services.commit_log, self._services.quotas))
+        if os.environ.get(DRIVER_VARIABLE) == "worker":
+            self._services.quotas.start()  # what jobs write is used by who has asked for them
         self._worker = Worker(self._services, self._services.settings.jobs)
         if self._services.settings.jobs:
             self._worker.start()
@@ -141,9 +144,9 @@ class ArrowFile(bytes):
         return self
 
 
-_open_logs: weakref.WeakSet[CommitLog] = weakref.WeakSet()
-"""Logs of this process. None is closed when its namespace is collected: that happens in any thread at any point, which
-may be within the log itself, holding the locks that closing takes.
+_open_logs: weakref.WeakSet[CommitLog | QuotaChecks] = weakref.WeakSet()
+"""Logs of this process, and counts of what is used. None is closed when its namespace is collected: that happens in any
+thread at any point, which may be within the log itself, holding the locks that closing takes.
 """
 
 

@@ -26,6 +26,7 @@ from tests.services.cases import check_each
 from tests.services.secured import Secured, secured_server
 from tests.services.wire import stream
 from tiltyard.cli import main
+from tiltyard.model.lineage import RUN_PROPERTY
 from tiltyard.store.access.quotas import RequestsUsedUpError
 from tiltyard.tables.versions.records import MANAGED
 
@@ -227,6 +228,30 @@ def test_jobs_are_counted_where_they_are_queued(home: Catalog) -> None:
     error = error_of(home.as_("bob"), "SubmitJob", name="optimize", table=["s", "t"])
     assert isinstance(error, ThrottlingError) and "The namespace s has 1 of 1 jobs" in str(error)
     assert used(home, "jobs") == 1
+
+
+def test_rows_of_a_job_count_for_who_has_asked_for_it(home: Catalog) -> None:
+    ann, bob = home.as_("ann"), home.as_("bob")
+    create(home.owner, "s", "t")
+    job = ann.call("SubmitJob", {"name": "optimize", "table": ["s", "t"]})["job"]["id"]
+
+    def append(client: Any) -> None:
+        dataset = lance.dataset(namespace_client=client, table_id=["s", "t"])
+        operation = lance.LanceOperation.Append(lance.fragment.write_fragments(ROWS, dataset.uri))
+        properties = {RUN_PROPERTY: job}
+        lance.LanceDataset.commit(
+            dataset, lance.Transaction(dataset.version, operation, transaction_properties=properties)
+        )
+
+    append(home.owner)  # as a driver does
+    append(bob)  # with the name of a job that is none of his
+    settle(home)
+    rows = {each["principal"]: each["rows_written"] for each in listed(home.owner, "ListUsage", "days")}
+    assert {name: rows[name] for name in ("ann", "bob")} == {"ann": NUMBER, "bob": NUMBER}
+    limit(home, "rows_per_day", principal="ann", hard=NUMBER)
+    error = error_of(ann, "SubmitJob", name="ingest", table=["s", "t"], arguments={"table": "s$t", "sources": ["x"]})
+    assert isinstance(error, PermissionDeniedError) and "2 of 2 rows of today" in str(error)
+    ann.call("SubmitJob", {"name": "optimize", "table": ["s", "t"]})  # it writes no rows
 
 
 def test_requests_of_a_minute_are_used_up_by_all_who_send_them(home: Catalog) -> None:

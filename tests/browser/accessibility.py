@@ -72,6 +72,7 @@ PAGES = {
     "Approvals": "access/approvals",
     "Erasures": "access/erasures",
     "Erasure": "access/erasure?id={erasure}",
+    "Quotas": "access/quotas?days=7",
     "Events": "events",
     "Dead letters": "events/dead-letters?sink=lines",
     "Audit": "audit",

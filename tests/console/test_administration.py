@@ -251,6 +251,46 @@ def test_calls_are_approved_by_another_on_the_page_and_erasures_have_their_repor
         assert "used" in words(ann.get("/access/approvals"))
 
 
+def test_quotas_are_set_dropped_and_shown_with_what_is_used(
+    secured: Secured, admin: httpx.Client, ann: httpx.Client
+) -> None:
+    with secured.http("administrator") as http:
+        grant = {"object_kind": "namespace", "id": ["limited"], "grantee": "ann", "privileges": ["use"]}
+        for path, body in (
+            ("/v1/namespace/limited/create", {}),
+            ("/v1/table/limited$t/declare", {}),
+            ("/tiltyard/v1/grant/add", grant),
+        ):
+            assert http.post(path, json=body).status_code == 200
+    assert "No quotas" in words(ann.get("/access/quotas"))
+    limits = {"owner_kind": "namespace", "owner": "limited", "resource": "tables", "soft": "1", "hard": "1 000"}
+    refused = act(ann, "/access/quotas", action="set", **limits)
+    assert refused.status_code == 403 and "No quotas" in words(refused)
+    shown = words(act(admin, "/access/quotas", action="set", **limits))
+    assert "limited namespace tables" in shown and "1,000 above soft set by administrator" in shown
+    assert "limited namespace tables" in words(ann.get("/access/quotas")), "ann reads what is in it"
+    assert "Drop tables of limited" not in words(ann.get("/access/quotas"))
+    act(admin, "/access/quotas", action="set", owner_kind="principal", owner="bob", resource="jobs", hard="3")
+    assert "bob" not in words(ann.get("/access/quotas"))
+    wrong = act(admin, "/access/quotas", action="set", **limits | {"hard": "many"})
+    assert wrong.status_code == 400 and "A limit is a whole number, not 'many'" in words(wrong)
+    assert 'value="limited"' in wrong.text, "what was entered is there again"
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while "ann" not in admin.get("/access/usage/export").text:
+        assert time.monotonic() < deadline
+    saved = admin.get("/access/usage/export?days=7")
+    assert saved.headers["content-type"].startswith("text/csv")
+    head, *lines = saved.text.splitlines()
+    assert head == "day,principal,namespace,requests,rows_written,tables,bytes"
+    assert any(line.split(",")[1:3] == ["administrator", "limited"] for line in lines)
+    own = ann.get("/access/usage/export?days=7").text
+    assert "administrator" not in own and ",ann," in own
+    assert ann.get("/access/quotas?days=93").status_code == 400
+    for kind, owner, resource in (("namespace", "limited", "tables"), ("principal", "bob", "jobs")):
+        act(admin, "/access/quotas", action="drop", owner_kind=kind, owner=owner, resource=resource)
+    assert "No quotas" in words(admin.get("/access/quotas"))
+
+
 def test_server_is_shown_to_administrators_and_to_readers_on_its_machine(
     admin: httpx.Client, ann: httpx.Client
 ) -> None:

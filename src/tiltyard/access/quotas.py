@@ -14,18 +14,21 @@ import logging
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from lance_namespace.errors import LanceNamespaceError
+from lance_namespace.errors import LanceNamespaceError, TransactionNotFoundError
 
 from tiltyard.access.protections import named_paths
+from tiltyard.model.principals import Principal
 from tiltyard.model.quotas import DAY_SECONDS, MINUTE_SECONDS, ROWS_AND_FILES, Resource, window_start
 from tiltyard.runtime.batcher import WorkQueue
 from tiltyard.store.access.quotas import QuotaUse, quota_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Sequence
 
     from tiltyard.store import Store, TableRecord
 
@@ -39,7 +42,9 @@ _WINDOWS = {
     Resource.REQUESTS_PER_DAY: DAY_SECONDS,
     Resource.REQUESTS_PER_MINUTE: MINUTE_SECONDS,
     Resource.ROWS_PER_DAY: DAY_SECONDS,
+    Resource.SQL_MEMORY: DAY_SECONDS,
 }
+"""For how long something is counted, and how often a soft limit is warned of."""
 
 _OF_REQUESTS = (Resource.REQUESTS_PER_DAY, Resource.REQUESTS_PER_MINUTE)
 
@@ -48,10 +53,16 @@ Version = tuple[int, str, int]
 
 
 class WrittenRows(msgspec.Struct, frozen=True):
-    """What was read of versions of a table: the rows that each brings, and the bytes of its latest one on main."""
+    """What was read of versions of a table: the rows that each brings, with the id of the job that says to have written
+    it, or "", and the bytes of its latest one on main.
+    """
 
-    rows: Mapping[tuple[str, int], int]
+    rows: Mapping[tuple[str, int], tuple[int, str]]
     bytes: int | None
+
+
+Whose = Principal | Mapping[str, int]
+"""Who has committed a version, or how many of its rows are whose."""
 
 
 class _Live(msgspec.Struct):
@@ -60,7 +71,6 @@ class _Live(msgspec.Struct):
     use: QuotaUse
     used: int
     since: int
-    is_warned: bool = False
 
     @property
     def is_full(self) -> bool:
@@ -108,10 +118,10 @@ class QuotaChecks(WorkQueue):
         self._read_rows = read_rows
         self._clock = clock
         self._requests: Counter[tuple[str, tuple[str, ...] | None]] = Counter()
-        self._versions: dict[Version, Mapping[str, int] | str] = {}
+        self._versions: dict[Version, Whose] = {}
         self._counted: Container[Version] = ()
         self._live: Sequence[_Live] = ()
-        self._of_storing = self._of_requests = _NONE
+        self._of_storing = self._of_requests = self._of_memory = _NONE
         self._warned: dict[tuple[str, int, str], int] = {}
         self._lost = 0
         self._read_at = -FLUSH_SECONDS
@@ -144,9 +154,20 @@ class QuotaChecks(WorkQueue):
 
     def check_storing(self, principal: str, request: Any, resources: Sequence[Resource]) -> None:
         """Raise PermissionDeniedError if a request stores something where a quota of these is full."""
+        if not resources:
+            return
         self._read_if_old()
         for each in self._of_storing.covering(principal, _stored_at(request)):
             if each.is_full and each.use.quota.resource in resources:
+                raise each.refusal(self._store.clock())
+
+    def check_memory(self, principal: str, size: int) -> None:
+        """Raise PermissionDeniedError if the SQL queries of a principal would have more bytes than it may."""
+        self._read_if_old()
+        for each in self._of_memory.covering(principal, ()):
+            each.used = size
+            self._warn(each)
+            if each.use.quota.hard is not None and size > each.use.quota.hard:
                 raise each.refusal(self._store.clock())
 
     def refresh_next(self) -> None:
@@ -170,8 +191,10 @@ class QuotaChecks(WorkQueue):
                 self._lost += 1
             self._flush_later()
 
-    def note_version(self, table_id: int, branch: str, version: int, whose: Mapping[str, int] | str) -> None:
+    def note_version(self, table_id: int, branch: str, version: int, whose: Whose) -> None:
         """Note a version that was committed: its rows are counted for a principal, or are known by principal.
+
+        What an administrator commits for a job, as servers and drivers of jobs do, counts for who has asked for that.
 
         Of what is told of one within FLUSH_SECONDS the last word counts, and what was counted is counted once.
         """
@@ -225,27 +248,34 @@ class QuotaChecks(WorkQueue):
         with self._flushing:  # one under way ends first
             pass
 
-    def _read_versions(
-        self, versions: Mapping[Version, Mapping[str, int] | str]
-    ) -> tuple[Counter[tuple[str, int]], dict[int, int]]:
+    def _read_versions(self, versions: Mapping[Version, Whose]) -> tuple[Counter[tuple[str, int]], dict[int, int]]:
         """Return the rows that versions bring by principal and table, and the bytes of their tables."""
-        by_table: dict[int, dict[tuple[str, int], Mapping[str, int] | str]] = {}
+        by_table: dict[int, dict[tuple[str, int], Whose]] = {}
         for (table_id, branch, version), whose in versions.items():
             by_table.setdefault(table_id, {})[branch, version] = whose
         rows, sizes = Counter[tuple[str, int]](), dict[int, int]()
         for table_id, committed in by_table.items():
-            unread = [key for key, whose in committed.items() if isinstance(whose, str)]
+            unread = [key for key, whose in committed.items() if isinstance(whose, Principal)]
             try:
                 written = self._read_rows(self._store.table_by_id(table_id), unread)
             except LanceNamespaceError as error:  # it was dropped, or its storage is away: its next commit measures it
                 log.debug("the versions of table %s are not read: %s", table_id, error)
                 written = WrittenRows({}, None)
             for key, whose in committed.items():
-                each = {whose: written.rows.get(key, 0)} if isinstance(whose, str) else whose
+                each = self._by_principal(whose, *written.rows.get(key, (0, "")))
                 rows.update({(name, table_id): number for name, number in each.items() if number})
             if written.bytes is not None:
                 sizes[table_id] = written.bytes
         return rows, sizes
+
+    def _by_principal(self, whose: Whose, rows: int, job_id: str) -> Mapping[str, int]:
+        if not isinstance(whose, Principal):
+            return whose
+        name = whose.name
+        if job_id and whose.administrator:  # another one could name a job that is none of his
+            with suppress(TransactionNotFoundError):
+                name = self._store.describe_transaction(job_id).requested_by or name
+        return {name: rows}
 
     # What all servers have used
 
@@ -262,6 +292,7 @@ class QuotaChecks(WorkQueue):
         now = self._store.clock()
         self._live = [_live(use, now) for use in self._store.list_quotas()]
         self._of_requests = _Index(each for each in self._live if each.use.quota.resource in _OF_REQUESTS)
+        self._of_memory = _Index(each for each in self._live if each.use.quota.resource == Resource.SQL_MEMORY)
         self._of_storing = _Index(each for each in self._live if each.use.quota.resource in ROWS_AND_FILES)
         for each in self._live:
             self._warn(each)

@@ -45,6 +45,7 @@ _ACCESS_TABS: tuple[Link, ...] = (
     Link("access/grants", "Grants"),
     Link("access/approvals", "Approvals"),
     Link("access/erasures", "Erasures"),
+    Link("access/quotas", "Quotas"),
 )
 
 

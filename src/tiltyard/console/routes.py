@@ -6,7 +6,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tiltyard.console import sign_in
-from tiltyard.console.access import approvals, audit, erasures, grants, keys, policies, principals, roles, see_as
+from tiltyard.console.access import (
+    approvals,
+    audit,
+    erasures,
+    grants,
+    keys,
+    policies,
+    principals,
+    quotas,
+    roles,
+    see_as,
+)
 from tiltyard.console.browse import find, sample, tree
 from tiltyard.console.jobs import job, schedules, start
 from tiltyard.console.map import page as map_page
@@ -144,6 +155,9 @@ ROUTES = (
     PageRoute(approvals.VIEW, approvals.act, method="POST"),
     PageRoute(erasures.VIEW, erasures.show),
     PageRoute("access/erasure", erasures.show_one),
+    PageRoute(quotas.VIEW, quotas.show),
+    PageRoute(quotas.VIEW, quotas.act, method="POST"),
+    PageRoute(quotas.EXPORT, quotas.export),
     PageRoute("audit", audit.show),
     PageRoute("audit/chart", audit.show_chart),
     PageRoute("audit/export", audit.export),

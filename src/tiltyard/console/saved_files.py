@@ -25,6 +25,8 @@ CSV, JSON_LINES = "text/csv; charset=utf-8", "application/x-ndjson"
 
 MAX_NAME = 120
 """Characters of a file's name before its ending: systems take 255 bytes."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""Beginnings of a text that a spreadsheet takes for a formula."""
 _UNSAFE = re.compile(r'[\\/:*?"<>|%\x00-\x1f\x7f]+')
 _ATTRIBUTE_CHARACTERS = "!#$&+-.^_`|~"
 """What RFC 8187 leaves as it is in an encoded name, beside letters and digits."""
@@ -56,6 +58,13 @@ def csv_lines(rows: Sequence[Sequence[str]]) -> bytes:
     out = io.StringIO()
     csv.writer(out).writerows(rows)
     return out.getvalue().encode("utf-8", "replace")
+
+
+def csv_text(value: object) -> str:
+    """Return a value as a cell of CSV; a text that a spreadsheet would run has an apostrophe before it."""
+    if not isinstance(value, str):
+        return "" if value is None else str(value)
+    return f"'{value}" if value.startswith(_FORMULA) else value
 
 
 def attachment(name: str, ending: str) -> str:

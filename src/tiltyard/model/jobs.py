@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from lance_namespace.errors import ConcurrentModificationError, ServiceUnavailableError
+
+from tiltyard.model.quotas import FILES, ROWS_AND_FILES, Resource
 
 
 class JobCanceledError(Exception):
@@ -56,6 +58,11 @@ DELETE = "delete"
 """The job that deletes rows: of all jobs that Spark may run, it alone runs no code that its submitter chose."""
 JOBS_ON_TABLES = frozenset(PIPELINE_JOBS) - {"pipeline"}
 """Jobs that are about one table, their argument `table`."""
+STORED_BY_JOBS: Mapping[str, Sequence[Resource]] = {
+    **dict.fromkeys(("ingest", "pipeline", "refresh", "stream", "upsert"), ROWS_AND_FILES),
+    **dict.fromkeys(("backfill", "index"), FILES),
+}
+"""What jobs use of quotas: one is not queued where one of them is full."""
 
 MAX_ATTEMPTS = 5
 """How often a job is started before it fails for good, by workers and by drivers."""

@@ -16,6 +16,8 @@ class Resource(StrEnum):
     """Rows written from midnight to midnight, UTC."""
     REQUESTS_PER_DAY = "requests_per_day"
     REQUESTS_PER_MINUTE = "requests_per_minute"
+    SQL_MEMORY = "sql_memory"
+    """Bytes of the processes that run a principal's SQL queries, in one process of a server."""
     JOBS = "jobs"
     """Jobs and other background work that somebody has asked for, and that has not ended."""
 

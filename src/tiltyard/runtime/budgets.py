@@ -7,17 +7,27 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError, ThrottlingError
 
 from tiltyard.runtime.pool import RESERVED_SHARE
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def allow(principal: str, size: int) -> None:
+    """Refuse nothing."""
+
 
 class MemoryBudget:
     """Bytes that queries hold, of all principals and of each; a principal has at most half. Safe from any thread."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, check: Callable[[str, int], None] = allow) -> None:
+        """`check` is told of a principal and of all the bytes that it is to have, and may refuse them."""
         self._total = total
+        self._check = check
         self._used: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -27,10 +37,16 @@ class MemoryBudget:
         with self._lock:
             return self._used.total()
 
+    def used_by(self, principal: str) -> int:
+        """Return the bytes that are reserved for a principal."""
+        with self._lock:
+            return self._used[principal]
+
     def reserve(self, principal: str | None, size: int) -> Reservation:
         """Reserve bytes for a query until they are released; None is a caller whom nothing tells from others.
 
-        Raises InvalidInputError for more than a principal may ever have, ThrottlingError for more than is free.
+        Raises InvalidInputError for more than a principal may ever have, ThrottlingError for more than is free, and
+        what `check` raises.
         """
         share = self._total if principal is None else self._total // 2
         if size > share:
@@ -39,6 +55,8 @@ class MemoryBudget:
                 "or for fewer columns."
             )
         name = principal or ""
+        if principal is not None:
+            self._check(principal, self.used_by(principal) + size)
         with self._lock:
             is_free = self._used[name] + size <= share and self._used.total() + size <= self._total
             if is_free:
@@ -51,8 +69,10 @@ class MemoryBudget:
         return Reservation(self, name, size)
 
     def resize(self, reservation: Reservation, size: int) -> None:
-        """Reserve as many bytes as a running query is seen to have. Raises InvalidInputError, ThrottlingError."""
+        """Reserve as many bytes as a running query is seen to have. Raises as `reserve` does."""
         name, before = reservation.name, reservation.size
+        if name and size > before:
+            self._check(name, self.used_by(name) + size - before)
         share = self._total // 2 if name else self._total
         with self._lock:
             others, own = self._used.total() - before, self._used[name] - before

@@ -148,7 +148,12 @@ def open_services_or_refuse(settings: Settings) -> Services:
         raise_descriptor_limit()
         keep_large_buffers()
         services = open_services(settings)
-        return replace(services, sql_processes=QueryProcesses(settings, partial(start_query_process, settings)))
+        return replace(
+            services,
+            sql_processes=QueryProcesses(
+                settings, partial(start_query_process, settings), services.quotas.check_memory
+            ),
+        )
     except STARTUP_ERRORS as error:
         refuse(describe(error))
 

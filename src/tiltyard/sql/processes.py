@@ -37,7 +37,7 @@ from lance_namespace.errors import (
 
 from tiltyard.model.decisions import DecisionNote
 from tiltyard.model.principals import Principal
-from tiltyard.runtime.budgets import FairPlaces, MemoryBudget
+from tiltyard.runtime.budgets import FairPlaces, MemoryBudget, allow
 from tiltyard.runtime.owned_folders import OwnedFolder, remove_abandoned
 from tiltyard.runtime.system_memory import private_bytes
 from tiltyard.sql.read_grounds import ReadGrounds
@@ -274,15 +274,20 @@ class QueryProcess:
 class QueryProcesses:
     """The processes of one server process: those that run queries, and idle ones. Thread-safe."""
 
-    def __init__(self, settings: Settings, start: Start) -> None:
-        """`start` starts one; none is started before the first query, or `prestart`."""
+    def __init__(self, settings: Settings, start: Start, check_memory: Callable[[str, int], None] = allow) -> None:
+        """`start` starts one; none is started before the first query, or `prestart`.
+
+        `check_memory` may refuse the bytes that a principal's queries are to have: see `MemoryBudget`.
+        """
         self._settings = settings
         self._start = start
         self._lock = threading.Lock()
         self._idle: list[QueryProcess] = []
         self._busy: set[QueryProcess] = set()
         self._places = FairPlaces(settings.sql_queries, "SQL queries")
-        self._memory = MemoryBudget(settings.sql_total_bytes or DEFAULT_TOTAL * settings.sql_process_bytes)
+        self._memory = MemoryBudget(
+            settings.sql_total_bytes or DEFAULT_TOTAL * settings.sql_process_bytes, check_memory
+        )
         self._folder: OwnedFolder | None = None
         """Has a folder for each process, to spill to."""
         self._is_closed = False
@@ -297,6 +302,10 @@ class QueryProcesses:
     def used_bytes(self) -> int:
         """The memory of the processes that run queries, when they were last looked at."""
         return self._memory.used
+
+    def used_by(self, principal: str) -> int:
+        """The same of one principal."""
+        return self._memory.used_by(principal)
 
     def prestart(self) -> None:
         """Start a process that waits for the first query. Raises as `acquire` does."""

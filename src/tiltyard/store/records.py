@@ -8,6 +8,7 @@ import msgspec
 from msgspec import structs
 
 from tiltyard.model.modes import TransactionStatus
+from tiltyard.model.principals import Principal
 from tiltyard.runtime.durability import WrittenFile
 from tiltyard.store.repository import Path, Properties, Record
 
@@ -135,7 +136,7 @@ class NewVersion(msgspec.Struct, frozen=True):
     changed_rows: str | None = None
     content: bytes | None = None
     files: tuple[WrittenFile, ...] = ()
-    committed_by: str = ""
+    committed_by: Principal | None = None
 
 
 class VersionRecord(Record, frozen=True):

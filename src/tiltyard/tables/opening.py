@@ -207,7 +207,7 @@ def finish_direct_commit(ctx: Context, record: TableRecord, branch: Branch, vers
     Nothing else tells that a table which is not managed got a version. Raises as `make_commit_durable` does.
     """
     make_commit_durable(ctx, record, branch, version)
-    ctx.services.quotas.note_version(record.id, branch.key, version, ctx.principal.name)
+    ctx.services.quotas.note_version(record.id, branch.key, version, ctx.principal)
     if branch.is_main:
         ctx.services.commit_log.add_change(record.id)
 

@@ -490,6 +490,7 @@ def test_batch_delete_versions_forgets_records_but_never_the_latest(
 
 def test_batch_commit_does_all_in_order_under_one_transaction(server: Server, folder: Path, tmp_path: Path) -> None:
     server.create("old", ROWS)
+    server.services.quotas.start()
     new = location(server, "t").parent / "mine.lance"
     response = commit_all(
         server,
@@ -518,6 +519,8 @@ def test_batch_commit_does_all_in_order_under_one_transaction(server: Server, fo
     assert (server.open("new").count_rows(), server.open("t").count_rows()) == (3, 3)
     with pytest.raises(TableNotFoundError):
         location(server, "old")
+    server.services.quotas.flush()
+    assert sum(each.rows_written for each in server.services.store.list_usage(0)) == 6  # of the declared table, too
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from tiltyard.catalog.jobs.authorization import (
 )
 from tiltyard.catalog.transactions import transaction_id
 from tiltyard.model.ids import Id, parse_id, table_id
-from tiltyard.model.jobs import ENDLESS_JOBS, exclusive_run_key, pipeline_jobs
+from tiltyard.model.jobs import ENDLESS_JOBS, STORED_BY_JOBS, exclusive_run_key, pipeline_jobs
 from tiltyard.model.modes import TransactionStatus, parse_mode
 from tiltyard.model.operations import always, operation
 from tiltyard.model.principals import Privilege
@@ -158,9 +158,11 @@ def submit_job(ctx: Context, request: models.SubmitJobRequest) -> models.SubmitJ
     """Queue a job, or start one for the driver `owner`, which then holds it under a lease.
 
     The server validates `arguments` only for a job with a `job_validator`: the driver validates them. The table need
-    not exist, for a job may create it. Raises InvalidInputError (no such job, a lease out of bounds).
+    not exist, for a job may create it. Raises InvalidInputError (no such job, a lease out of bounds),
+    PermissionDeniedError (a quota of what it stores is full).
     """
     check_job_name(request.name)
+    ctx.services.quotas.check_storing(ctx.principal.name, request, STORED_BY_JOBS.get(request.name, ()))
     table = table_id(request.table) if request.table else Id()
     record_id = find_job_table(ctx, table)
     required = privileges_of_job(ctx, table, request.name, has_spark=bool(request.spark))

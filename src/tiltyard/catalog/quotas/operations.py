@@ -54,7 +54,7 @@ def set_quota(ctx: Context, request: models.SetQuotaRequest) -> models.SetQuotaR
     ctx.store.set_quota(Quota(principal, place, resource.value, soft, hard, ctx.principal.name, 0))
     ctx.services.quotas.refresh_next()
     [use] = [use for use in ctx.store.list_quotas() if _key(use) == (principal, place, resource.value)]
-    return models.SetQuotaResponse(quota=_to_entry(use))
+    return models.SetQuotaResponse(quota=_to_entry(ctx, use))
 
 
 @operation(needs=ADMINISTRATORS, while_read_only=True, unlimited=True)
@@ -82,7 +82,7 @@ def list_quotas(ctx: Context, request: models.ListQuotasRequest) -> models.ListQ
     is_all = is_administrator(ctx)
     return models.ListQuotasResponse(
         quotas=[
-            _to_entry(use)
+            _to_entry(ctx, use)
             for use in uses
             if is_all or use.quota.namespace_id in visible or use.quota.principal == ctx.principal.name
         ]
@@ -145,6 +145,8 @@ def _find(ctx: Context, request: models.SetQuotaRequest | models.DropQuotaReques
         if len(request.principal) > MAX_PRINCIPAL_CHARACTERS or "\0" in request.principal:
             raise InvalidInputError(f"The name of a principal has {MAX_PRINCIPAL_CHARACTERS} characters at most.")
         return resource, request.principal, 0
+    if resource is Resource.SQL_MEMORY:
+        raise InvalidInputError("An SQL query reads tables of several namespaces: its memory is a principal's.")
     return resource, "", ctx.find_namespace(_path(request.namespace)).id
 
 
@@ -166,19 +168,21 @@ def _key(use: QuotaUse) -> tuple[str, int, str]:
     return use.quota.principal, use.quota.namespace_id, use.quota.resource
 
 
-def _to_entry(use: QuotaUse) -> models.QuotaEntry:
+def _to_entry(ctx: Context, use: QuotaUse) -> models.QuotaEntry:
     """Convert a quota for a response; its state says which limit is reached."""
-    quota = use.quota
+    quota, used = use.quota, use.used
+    if quota.resource == Resource.SQL_MEMORY and (processes := ctx.services.sql_processes) is not None:
+        used = processes.used_by(quota.principal)
     state = "ok"
-    if quota.soft is not None and use.used >= quota.soft:
+    if quota.soft is not None and used >= quota.soft:
         state = "soft"
-    if quota.hard is not None and use.used >= quota.hard:
+    if quota.hard is not None and used >= quota.hard:
         state = "hard"
     return models.QuotaEntry(
         principal=quota.principal or None,
         namespace=None if quota.principal else list(use.path),
         resource=quota.resource,
-        used=use.used,
+        used=used,
         soft=quota.soft,
         hard=quota.hard,
         state=state,

@@ -13,7 +13,7 @@ from lance_namespace.errors import InvalidInputError, LanceNamespaceError
 from starlette.responses import StreamingResponse
 
 from tiltyard.console.page import Page, PageRequest
-from tiltyard.console.saved_files import CSV, JSON_LINES, csv_lines, stream_file
+from tiltyard.console.saved_files import CSV, JSON_LINES, csv_lines, csv_text, stream_file
 from tiltyard.console.templates import moment
 from tiltyard.model.modes import Outcome
 from tiltyard.model.spec import models
@@ -38,8 +38,6 @@ SPANS_MS = tuple(
     for seconds in (1, 5, 15, 60, 300, 900, 3600, 10_800, 21_600, 86_400, 7 * 86_400, 30 * 86_400, 365 * 86_400)
 )
 """The intervals of a chart, of which the first is taken that needs no more than BARS."""
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""How a cell begins that a spreadsheet would run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +165,7 @@ def encode_csv(pages: Iterator[Sequence[models.AuditEntry]]) -> Iterator[bytes]:
     names = ["at", *models.AuditEntry.__struct_fields__]
     head = csv_lines([names])
     for records in pages:
-        yield head + csv_lines([[_csv_text(value) for value in _values(record)] for record in records])
+        yield head + csv_lines([[csv_text(value) for value in _values(record)] for record in records])
         head = b""
 
 
@@ -176,12 +174,6 @@ def _values(record: models.AuditEntry) -> Iterator[Any]:
     for name in record.__struct_fields__:
         value = getattr(record, name)
         yield json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
-
-
-def _csv_text(value: Any) -> str:
-    if not isinstance(value, str):
-        return "" if value is None else str(value)
-    return f"'{value}" if value.startswith(FORMULA) else value
 
 
 def encode_json_lines(pages: Iterator[Sequence[models.AuditEntry]]) -> Iterator[bytes]:

@@ -207,6 +207,8 @@ def quota_error(use: QuotaUse, now: int) -> PermissionDeniedError | ThrottlingEr
             return PermissionDeniedError(f"{has} tables: drop some, {raised}.")
         case Resource.BYTES:
             return PermissionDeniedError(f"{has} bytes: delete rows or drop tables, {raised}.")
+        case Resource.SQL_MEMORY:
+            return PermissionDeniedError(f"{has} bytes of memory for SQL queries: narrow the query, {raised}.")
         case Resource.ROWS_PER_DAY:
             return PermissionDeniedError(f"{has} rows of today written: go on after midnight UTC, {raised}.")
         case Resource.JOBS:
@@ -227,6 +229,8 @@ def _upper(text: str) -> str:
 def _used(connection: Connection, quota: Quota, now: int) -> int:
     """Return how much of a quota is used, as far as the catalog knows."""
     resource, subject = Resource(quota.resource), quota.principal or quota.namespace_id
+    if resource is Resource.SQL_MEMORY:
+        return 0  # each server sees its own
     if resource in _COUNTED:
         column, seconds = _COUNTED[resource]
         window = seconds, window_start(now, seconds)

@@ -32,7 +32,7 @@ from tiltyard.model.spec import models
 from tiltyard.store import RESERVED, NewVersion, TableRecord, UnitOfWork, VersionRecord
 from tiltyard.tables.commits.commit import ranges_to_delete
 from tiltyard.tables.commits.finalizing import finalize_batch, lost_version_error
-from tiltyard.tables.commits.recording import record_all, record_versions
+from tiltyard.tables.commits.recording import note_versions, record_all, record_versions
 from tiltyard.tables.commits.validation import (
     check_commits_here,
     explain_conflict,
@@ -178,7 +178,9 @@ def _record(batch: Batch, operations: Sequence[models.CommitTableOperation]) -> 
             )
         return models.BatchCommitTablesResponse(transaction_id=transaction.id, results=results)
 
-    return record_versions(ctx, batch.news, lambda: ctx.transact(work))
+    response = record_versions(ctx, batch.news, lambda: ctx.transact(work), are_noted=False)
+    note_versions(ctx, (version.new for version in batch.committed))  # with the ids of tables that were declared here
+    return response
 
 
 def _steps(batch: Batch, operations: Sequence[models.CommitTableOperation]) -> Iterator[Step]:

@@ -76,14 +76,14 @@ def record_versions(
         _check_declarations_current(ctx, news, error)
         raise
     if are_noted:
-        _note_versions(ctx, news)
+        note_versions(ctx, news)
     return recorded
 
 
-def _note_versions(ctx: Context, news: Iterable[NewVersion]) -> None:
+def note_versions(ctx: Context, news: Iterable[NewVersion]) -> None:
     """Note versions that were recorded, for quotas: the rows of each are read later."""
     for new in news:
-        ctx.services.quotas.note_version(new.table_id, new.branch, new.version, new.committed_by)
+        ctx.services.quotas.note_version(new.table_id, new.branch, new.version, new.committed_by or ctx.principal)
 
 
 def record_all(
@@ -113,7 +113,7 @@ def record_each(ctx: Context, news: Sequence[NewVersion]) -> list[VersionRecord 
     blocked = [new for new, (found, inserted) in zip(news, pairs, strict=True) if not inserted and found.finalized]
     if blocked and _delete_lost_records(ctx, blocked):
         pairs = ctx.store.record_versions(news)
-    _note_versions(ctx, (new for new, (_, inserted) in zip(news, pairs, strict=True) if inserted))
+    note_versions(ctx, (new for new, (_, inserted) in zip(news, pairs, strict=True) if inserted))
     return [_same_or_error(new, *pair) for new, pair in zip(news, pairs, strict=True)]
 
 

@@ -311,7 +311,7 @@ def _new_version(
         contract=table.contract,
         content=_content_to_keep(file),
         files=tuple(files),
-        committed_by=ctx.principal.name,
+        committed_by=ctx.principal,
     )
 
 

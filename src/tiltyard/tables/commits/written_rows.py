@@ -8,6 +8,7 @@ from lance import LanceOperation
 
 from tiltyard.access.quotas import WrittenRows
 from tiltyard.model.branches import Branch
+from tiltyard.model.lineage import RUN_PROPERTY
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.schema.stats import stored_bytes
 
@@ -24,14 +25,16 @@ def read_written_rows(storage: Storage, table: TableRecord, versions: Sequence[t
     A version that was cleaned up meanwhile is left out. Raises what opening a table raises.
     """
     options = storage.options(table.location)
-    rows = dict[tuple[str, int], int]()
+    rows = dict[tuple[str, int], tuple[int, str]]()
     for key in sorted({branch for branch, _ in versions}):
         dataset = storage.datasets.open_for_reading(table.location, options, Branch.parse(key))
         for branch, version in versions:
             if branch == key and version <= dataset.version:
                 with lance_errors(dataset):
                     transaction = dataset.read_transaction(version)
-                rows[branch, version] = 0 if transaction is None else _rows_of(transaction.operation)
+                if transaction is not None:
+                    job_id = (transaction.transaction_properties or {}).get(RUN_PROPERTY, "")
+                    rows[branch, version] = _rows_of(transaction.operation), job_id
     latest = storage.datasets.open_for_reading(table.location, options)
     with lance_errors(latest):
         return WrittenRows(rows, stored_bytes(latest))

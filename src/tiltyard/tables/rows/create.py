@@ -282,7 +282,7 @@ def _insert_record(ctx: Context, location: str, new: NewTable, version: int) -> 
         return record
 
     record = ctx.store.transact(work) if ctx.claims else work(ctx.store)
-    ctx.services.quotas.note_version(record.id, MAIN.key, version, ctx.principal.name)
+    ctx.services.quotas.note_version(record.id, MAIN.key, version, ctx.principal)
     return record
 
 

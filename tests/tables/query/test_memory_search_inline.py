@@ -10,11 +10,12 @@ from msgspec.structs import replace
 from tests.tables.query.query_table import vectors
 from tests.tables.served import Server, ask
 
+from tiltyard.context import Context
 from tiltyard.model.ids import Id
 from tiltyard.model.operations import bound_operations
 from tiltyard.model.principals import Principal, Privilege
 from tiltyard.model.spec import models
-from tiltyard.storage.vector_cache.cache import VectorCache
+from tiltyard.storage.vector_cache.cache import SEARCHES, VectorCache
 from tiltyard.store.access.grants import TABLE
 from tiltyard.tables.query.query import query_table
 from tiltyard.tables.query.routes.chooser import query_on_loop
@@ -54,7 +55,7 @@ def test_searches_all_in_memory_run_inline(server: Server) -> None:
     inline = pa.Table.from_batches(response.batches, response.schema)
     assert datasets.vector_cache.hits == before + 1
     assert inline["id"][0].as_py() == 3
-    for fields in ({"filter": "id > 5"}, {"k": 500}, {"version": 1}, {"bypass_vector_index": True}):
+    for fields in ({"filter": "id % 5 = 1"}, {"k": 500}, {"version": 1}, {"bypass_vector_index": True}):
         assert query_on_loop(server.ctx, query(**fields)) is None
     assert query_on_loop(server.ctx, query(vector={"single_vector": [1.0]})) is None  # refused in a thread
     server.open("t").delete("id = 3")
@@ -62,6 +63,40 @@ def test_searches_all_in_memory_run_inline(server: Server) -> None:
     response = query_table(server.ctx, query())
     assert 3 not in pa.Table.from_batches(response.batches, response.schema)["id"].to_pylist()
     datasets.vector_cache.close()
+
+
+def test_filtered_searches_run_inline_once_the_values_of_their_columns_are_in_memory(server: Server) -> None:
+    """So do those whose rows Lance has found in this version; a pinned version and a branch have their own rows."""
+    warm(server)
+    vector_cache = server.ctx.storage.datasets.vector_cache
+    for number in range(SEARCHES):
+        assert query_on_loop(server.ctx, query(filter=f"id > {number}")) is None
+        assert found(server.ctx, filter=f"id > {number} AND id < 9", k=100) == set(range(number + 1, 9))
+    vector_cache.wait()
+    for filter_, expected in (("id < 3 OR NOT id < 598", {0, 1, 2, 598, 599}), ("id > 600", set())):
+        ctx = query_on_loop(server.ctx, query(filter=filter_))
+        assert ctx is not None
+        assert found(ctx, filter=filter_) == expected
+    for of_lance in ("id % 300 = 1", "id + 0 < 4"):
+        assert query_on_loop(server.ctx, query(filter=of_lance)) is None
+        rows = found(server.ctx, filter=of_lance)
+        ctx = query_on_loop(server.ctx, query(filter=of_lance))
+        assert ctx is not None
+        assert found(ctx, filter=of_lance) == rows == ({1, 301} if "%" in of_lance else {0, 1, 2, 3})
+    dataset = server.open("t")
+    pinned = dataset.version
+    dataset.create_branch("other")
+    dataset.delete("id = 2")
+    assert found(server.ctx, filter="id < 4") == {0, 1, 3}
+    assert found(server.ctx, filter="id < 4", version=pinned) == {0, 1, 2, 3}
+    assert found(server.ctx, filter="id < 4", branch="other") == {0, 1, 2, 3}
+    assert query_on_loop(server.ctx, query(filter="id < 4", version=pinned)) is None
+    vector_cache.close()
+
+
+def found(ctx: Context, **fields: Any) -> set[int]:
+    response = query_table(ctx, query(**fields))
+    return set(pa.Table.from_batches(response.batches, response.schema)["id"].to_pylist())
 
 
 def test_searches_that_wait_are_done_together_each_with_its_own_rows(server: Server) -> None:
@@ -73,6 +108,10 @@ def test_searches_that_wait_are_done_together_each_with_its_own_rows(server: Ser
         for place in range(0, 600, 40)
     ]
     requests.append(query(columns={"column_names": ["_distance", "id"]}, nprobes=7, with_row_id=True))
+    for _ in range(SEARCHES):
+        query_table(server.ctx, query(filter="id > 8"))
+    datasets.vector_cache.wait()
+    requests += [query(filter=filter_) for filter_ in ("id > 300", "id < 300", "id < 300")]
     contexts = [query_on_loop(server.ctx, request) for request in requests]
     calls = [call for ctx in contexts if ctx is not None and (call := waiting_search(ctx)) is not None]
     assert len(calls) == len(requests)

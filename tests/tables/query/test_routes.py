@@ -121,6 +121,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         while "Route: index_in_memory" not in admin.explain(**NEAR):
             for _ in range(SEARCHES):
                 admin.rows(**NEAR)
+        while "the filter is evaluated in memory" not in admin.explain(**NEAR, filter="free > 7 AND kind = 'k2'"):
+            admin.rows(**NEAR, filter="free > 9 AND kind = 'k3'")
         for _ in range(_LOOKUPS_BEFORE_SORT + 1):
             admin.rows(filter="id = 1")
         yield scene

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tiltyard.storage.vector_cache import index as vector_index
-from tiltyard.storage.vector_cache.index import RECALL, Effort, MemoryIndex
+from tiltyard.storage.vector_cache.index import RECALL, Allowed, Effort, MemoryIndex
 
 NEAREST = 10
 Matrix = np.ndarray[Any, np.dtype[np.float32]]
@@ -22,8 +22,12 @@ def build(values: Matrix, metric: str = "l2", spare: int = 500) -> MemoryIndex:
     return made
 
 
-def every_row(index: MemoryIndex) -> Matrix:
-    return np.full(-(-index.capacity // 8), 255, np.uint8)
+def first_rows(index: MemoryIndex, count: int) -> Allowed:
+    return Allowed.of(np.arange(index.capacity) < count, np.zeros(0, bool))
+
+
+def every_row(index: MemoryIndex) -> Allowed:
+    return first_rows(index, index.rows)
 
 
 def recall(index: MemoryIndex, values: Matrix, queries: Matrix) -> float:
@@ -31,7 +35,7 @@ def recall(index: MemoryIndex, values: Matrix, queries: Matrix) -> float:
     shares = []
     for query in queries:
         distances = ((values - query) ** 2).sum(axis=1)
-        [(addresses, found)] = index.search(query[np.newaxis], NEAREST, every_row(index), index.rows, Effort())
+        [(addresses, found)] = index.search(query[np.newaxis], NEAREST, every_row(index), Effort())
         places = addresses.astype(int) - 100
         scale = 1 if index.metric == "l2" else 2
         assert np.allclose(found, distances[places] / scale, rtol=1e-4, atol=1e-5)
@@ -81,14 +85,14 @@ def test_rows_added_later_are_found() -> None:
     for start in range(5600, 6000, 50):
         index.add(np.arange(start + 100, start + 150, dtype=np.uint64), values[start : start + 50])
     assert recall(index, values, values[5600:6000:10]) >= 0.95
-    assert index.search(values[5999:], 1, every_row(index), 6000, Effort())[0][0].tolist() == [6099]
+    assert index.search(values[5999:], 1, every_row(index), Effort())[0][0].tolist() == [6099]
 
 
 def test_many_equal_vectors() -> None:
     """Fewer different vectors than partitions: no partition is learnt from nothing, and all rows can be found."""
     values = np.repeat(np.eye(4, 16, dtype=np.float32), 1500, axis=0)
     index = build(values)
-    [(addresses, distances)] = index.search(values[:1], 1500, every_row(index), 6000, Effort())
+    [(addresses, distances)] = index.search(values[:1], 1500, every_row(index), Effort())
     assert not distances.any()
     assert set(addresses.tolist()) == set(range(100, 1600))
 
@@ -98,9 +102,9 @@ def test_a_request_may_widen_a_search_and_never_narrows_it() -> None:
     values = rng.normal(size=(6000, 64)).astype(np.float32)
     index = build(values)
     query = values[9:10] + np.float32(0.01)
-    [narrow] = index.search(query, NEAREST, every_row(index), 6000, Effort(probes=1, candidates=1))
-    assert np.array_equal(narrow[0], index.search(query, NEAREST, every_row(index), 6000, Effort())[0][0])
-    [wide] = index.search(query, NEAREST, every_row(index), 6000, Effort(probes=10_000, candidates=6000))
+    [narrow] = index.search(query, NEAREST, every_row(index), Effort(probes=1, candidates=1))
+    assert np.array_equal(narrow[0], index.search(query, NEAREST, every_row(index), Effort())[0][0])
+    [wide] = index.search(query, NEAREST, every_row(index), Effort(probes=10_000, candidates=6000))
     assert set(wide[0].astype(int) - 100) == set(np.argsort(((values - query) ** 2).sum(axis=1))[:NEAREST])
 
 
@@ -109,13 +113,12 @@ def test_several_queries_find_what_each_finds_alone() -> None:
     rng = np.random.default_rng(8)
     values = rng.normal(size=(9000, 48)).astype(np.float32)
     index = build(values)
-    few = np.zeros(-(-index.capacity // 8), np.uint8)
-    few[:625] = 255  # 5,000 rows
-    for allowed, rows, count in ((every_row(index), 9000, NEAREST), (few, 5000, 1200), (few, 4000, NEAREST)):
-        together = index.search(values[:16], count, allowed, rows, Effort())
+    for rows, count in ((9000, NEAREST), (5000, 1200), (4000, NEAREST), (200, NEAREST)):
+        allowed = first_rows(index, rows)
+        together = index.search(values[:16], count, allowed, Effort())
         assert [len(addresses) for addresses, _ in together] == [count] * 16
         for place, (addresses, distances) in enumerate(together):
-            [alone] = index.search(values[place : place + 1], count, allowed, rows, Effort())
+            [alone] = index.search(values[place : place + 1], count, allowed, Effort())
             assert np.array_equal(addresses, alone[0])
             assert np.allclose(distances, alone[1])
 

@@ -18,10 +18,14 @@ class RecentUses:
         self._times: deque[float] = deque(maxlen=count)
 
     def add(self) -> bool:
-        """Count a use; return whether there were as many within the last minute as are often."""
-        now = monotonic()
-        self._times.append(now)
-        return len(self._times) == self._times.maxlen and self._times[0] > now - _WINDOW_SECONDS
+        """Count a use; return whether they are often now."""
+        self._times.append(monotonic())
+        return self.are_often
+
+    @property
+    def are_often(self) -> bool:
+        """Whether there were as many uses within the last minute as are often."""
+        return len(self._times) == self._times.maxlen and self._times[0] > monotonic() - _WINDOW_SECONDS
 
     def clear(self) -> None:
         """Forget all uses."""

@@ -34,8 +34,10 @@ from tiltyard.storage.vector_cache.fragments import (
     read_fragments,
     read_vectors,
 )
-from tiltyard.storage.vector_cache.index import MemoryIndex, bytes_of_row, training_bytes
-from tiltyard.storage.vector_cache.searchable_rows import Allowed, OtherRows, SearchableRows
+from tiltyard.storage.vector_cache.index import Allowed, MemoryIndex, bytes_of_row, training_bytes
+from tiltyard.storage.vector_cache.scalar_columns import NoRoomError, ScalarColumns, reading_bytes
+from tiltyard.storage.vector_cache.scalar_values import columns_of, read_page, scalar_columns
+from tiltyard.storage.vector_cache.searchable_rows import OtherRows, SearchableRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from tiltyard.runtime.system_memory import SystemMemory
     from tiltyard.storage.caches.column_cache import BranchKey
     from tiltyard.storage.vector_cache.index import Effort
+    from tiltyard.storage.vector_cache.scalar_columns import KeptColumn
+    from tiltyard.storage.vector_cache.scalar_values import ScalarFilter, ScalarPage
 
 _log = logging.getLogger(__name__)
 
@@ -106,15 +110,26 @@ class _Entry:
     building_bytes: int = 0
     """What the build that runs takes."""
     is_working: bool = False
+    is_loading: bool = False
+    """Whether the values of columns are read."""
     is_dropped: bool = False
     index: MemoryIndex | None = None
     blocks: dict[tuple[int, str], Block] = field(default_factory=dict)
     others: dict[tuple[int, str], Block] = field(default_factory=dict)
     masks: dict[tuple[int, str], tuple[str, Array]] = field(default_factory=dict)
+    columns: ScalarColumns = field(default_factory=lambda: ScalarColumns(SEARCHES))
     versions: weakref.WeakKeyDictionary[lance.LanceDataset, SearchableRows] = field(
         default_factory=weakref.WeakKeyDictionary
     )
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def reserved(self) -> int:
+        """Bytes in memory, with those of all rows that may be outside of the index before it is built anew."""
+        if self.index is None:
+            return self.size
+        others = _COPIES * 4 * self.key.dimension * _other_rows(self.index.capacity)
+        return max(self.size, self.index.size + others + self.columns.size)
 
     @property
     def size(self) -> int:
@@ -122,12 +137,13 @@ class _Entry:
         others = sum(block.vectors.nbytes for block in list(self.others.values()) if block.vectors is not None)
         masks = sum(mask.nbytes for _, mask in list(self.masks.values()))
         index = 0 if self.index is None else self.index.size
-        return self.building_bytes + _COPIES * others + masks + index
+        return self.building_bytes + _COPIES * others + masks + index + self.columns.size
 
     def drop_index(self, state: str) -> None:
         """Forget all rows."""
         self.index, self.state = None, state
         self.blocks, self.others, self.masks = {}, {}, {}
+        self.columns.forget_values()
         self.versions.clear()
 
     def rows_of(self, dataset: lance.LanceDataset, index: MemoryIndex) -> SearchableRows:
@@ -143,14 +159,14 @@ class _Entry:
         self.others = {key: block for key, block in self.others.items() if key in keys}
         self.masks = {key: mask for key, mask in self.masks.items() if key in keys}
         positions: Array = np.zeros(index.capacity, dtype=bool)
-        indexed: dict[int, Block] = {}
+        indexed: dict[int, tuple[Block, Array]] = {}
         others: list[tuple[Block, Array]] = []
         remaining = _other_rows(index.capacity)
         for fragment in fragments:
             block, mask = self._block_and_mask(dataset, fragment, remaining)
             if block.vectors is None:
                 positions[block.start : block.start + len(mask)] = mask
-                indexed[fragment.number] = block
+                indexed[fragment.number] = block, mask
             else:
                 others.append((block, mask))
                 remaining -= fragment.physical_rows
@@ -158,8 +174,8 @@ class _Entry:
         if 2 * count < index.rows:
             raise _IndexOutdatedError
         rows = OtherRows.of(others, self.key.dimension)
-        live = Allowed(np.packbits(positions, bitorder="little"), count, np.ones(len(rows), dtype=bool))
-        return SearchableRows(index, indexed, rows, live)
+        live = Allowed.of(positions, np.ones(len(rows), dtype=bool))
+        return SearchableRows(index, fragments, indexed, rows, live)
 
     def _block_and_mask(self, dataset: lance.LanceDataset, fragment: Fragment, max_rows: int) -> tuple[Block, Array]:
         """Return the block of a fragment, and which of its rows a version has; at most `max_rows` rows are read."""
@@ -209,10 +225,10 @@ class VectorCache(CountedCache):
         """
         super().__init__(
             "vectors in memory",
-            "Indexes of vector columns that are searched often",
+            "Indexes of vector columns that are searched often, and columns that filters of these searches name often",
             max_bytes=max_bytes,
             invalidated_by="a version that shares too little with the index; a drop of its table; "
-            "half an hour without a search; too little memory left",
+            "half an hour without a search, or a filter of a column; too little memory left",
         )
         self._processors = processors
         self._read_memory = read_memory
@@ -283,6 +299,143 @@ class VectorCache(CountedCache):
         )
         return [each for part in found for each in part]
 
+    def allow(
+        self,
+        key: VectorKey,
+        dataset: lance.LanceDataset,
+        rows: SearchableRows,
+        selected: ScalarFilter,
+        *,
+        is_counted: bool,
+        may_read: bool,
+    ) -> Allowed | str:
+        """Return the rows of a version that a filter allows, by the values of its columns, or why Lance finds them.
+
+        What is not `is_counted` is no use of the columns. Who `may_read` reads the few rows that a version brings.
+        """
+        entry = self._entries.get(key)
+        if entry is None or entry.index is not rows.index:
+            return "the index was dropped"
+        pages, reason = {}, ""
+        for column in {column.id: column for column in columns_of(selected)}.values():
+            with self._lock:
+                kept = entry.columns.get(column, is_counted=is_counted)
+            if missing := kept.missing(rows.fragments):
+                few = sum(fragment.physical_rows for fragment in missing) <= _other_rows(rows.index.capacity)
+                if kept.pages and few:
+                    if may_read:
+                        with suppress(_ClosedError):
+                            self._read_values(entry, dataset, kept, rows.fragments)
+                elif is_counted and kept.uses.add() and monotonic() >= kept.retry_at:
+                    self._start_loading(entry, dataset, rows.fragments)
+            pages[column.id] = kept.pages
+            if any(fragment.key not in pages[column.id] for fragment in rows.fragments):
+                reason = f"the values of '{column.name}' are not in memory: {kept.state}"
+        return reason or rows.select(selected, pages)
+
+    def _start_loading(self, entry: _Entry, dataset: lance.LanceDataset, fragments: tuple[Fragment, ...]) -> None:
+        with self._lock:
+            if entry.is_loading or self._is_closed:
+                return
+            entry.is_loading = True
+            self._builders.submit(self._load_columns, entry, dataset, fragments)
+
+    def _load_columns(self, entry: _Entry, dataset: lance.LanceDataset, fragments: tuple[Fragment, ...]) -> None:
+        """Read the values of the columns that filters named often, in a thread of the cache."""
+        with self._lock:
+            columns = [kept for kept in entry.columns.kept if kept.uses.are_often and monotonic() >= kept.retry_at]
+        try:
+            for kept in columns:
+                self._read_values(entry, dataset, kept, fragments)
+        except _ClosedError:
+            return
+        finally:
+            entry.is_loading = False
+
+    def _read_values(
+        self, entry: _Entry, dataset: lance.LanceDataset, kept: KeptColumn, fragments: tuple[Fragment, ...]
+    ) -> None:
+        """Read the values of a column that are not in memory yet, and forget those of other fragments."""
+        with kept.reading:
+            try:
+                read = self._read_pages(entry, dataset, kept, fragments)
+            except _ClosedError:
+                raise
+            except NoRoomError as error:
+                kept.forget_values(f"{error}", monotonic() + _RETRY_SECONDS)
+            except BaseException as error:  # noqa: BLE001  # a panic of Lance, too; Lance answers, and the log reports it
+                kept.forget_values(f"they could not be read ({type(error).__name__})", monotonic() + _RETRY_SECONDS)
+                _log.exception("Values of %s are not kept in memory.", entry.key.table[0])
+            else:
+                known = {**kept.pages, **read}
+                kept.pages = {fragment.key: known[fragment.key] for fragment in fragments if fragment.key in known}
+            finally:
+                kept.reading_bytes = 0
+
+    def _read_pages(
+        self, entry: _Entry, dataset: lance.LanceDataset, kept: KeptColumn, fragments: tuple[Fragment, ...]
+    ) -> dict[tuple[int, str], ScalarPage]:
+        """Return the values of fragments that are not in memory. Raises as `read_page` does, NoRoomError, KeyError."""
+        column = scalar_columns(dataset)[kept.column.id]  # by its name in this version
+        kept.state = "they are being read"
+        read: dict[tuple[int, str], ScalarPage] = {}
+        for fragment in kept.missing(fragments):
+            before = sum(page.nbytes for page in read.values())
+
+            def check(size: int, rows: int = fragment.physical_rows, before: int = before) -> None:
+                self._check(entry)
+                self._make_room_for_values(entry, kept, before + reading_bytes(rows, size))
+
+            check(0)
+            read[fragment.key] = read_page(dataset, fragment, column, check)
+        return read
+
+    def _make_room_for_values(self, entry: _Entry, kept: KeptColumn, size: int) -> None:
+        """Make room for values of a column that are being read, from now on counted: never that of vectors.
+
+        Raises NoRoomError, also where too little memory would be left.
+        """
+        memory = self._read_memory()
+        if memory is not None and memory.missing(size - kept.reading_bytes):
+            raise NoRoomError(_SHORT)
+        more = size - kept.reading_bytes
+        is_full = more + sum(each.reserved for each in list(self._entries.values())) > self.max_bytes
+        tenants = self.find_tenants() if is_full else {}
+        tenant = tenants.get(entry.key.table[0], "")
+        with self._lock:
+            bound = self.max_bytes - sum(each.reserved - each.columns.size for each in self._entries.values())
+            others = [each for each in self._kept_columns(tenants) if each.key is not kept]
+            try:
+                dropped = choose_dropped(others, kept.size + more, tenant, bound)
+            except NoShareError:
+                raise NoRoomError("there is no room for them beside the vectors (vector_cache_bytes)") from None
+            for other in dropped:
+                other.forget_values("columns that filters named later took their memory", monotonic() + _RETRY_SECONDS)
+            kept.reading_bytes = size
+
+    def _forget_values(self, tenants: Mapping[str, str], state: str, bound: int, missing: int) -> int:
+        """Forget values of columns beyond a bound, and of as many more bytes as are missing; return their bytes.
+
+        The lock is held.
+        """
+        kept = self._kept_columns(tenants)
+        size = sum(each.size for each in kept)
+        dropped = choose_dropped(kept, 0, "", max(0, min(bound, size - missing)))
+        freed = sum(column.size for column in dropped)
+        for column in dropped:
+            column.forget_values(state, monotonic() + _RETRY_SECONDS)
+        return freed
+
+    def _kept_columns(self, tenants: Mapping[str, str]) -> list[Kept[KeptColumn]]:
+        """Return the columns with values, the one used least recently first; the lock is held."""
+        kept = [
+            Kept(column, tenants.get(entry.key.table[0], ""), column.size, column.used_at)
+            for entry in self._entries.values()
+            for column in entry.columns.kept
+            if column.pages
+        ]
+        return sorted(kept, key=lambda each: each.used_at)
+
     def is_ready(self, table: BranchKey, column: str | None, dataset: lance.LanceDataset) -> bool:
         """Return whether a version can be searched at once by a column, or by any; nothing is read for it."""
         with self._lock:
@@ -318,6 +471,8 @@ class VectorCache(CountedCache):
         missing = 0 if memory is None else memory.missing()
         tenants = self.find_tenants() if missing else {}
         with self._lock:
+            dropped += sum(entry.columns.forget_unused(now - UNUSED_SECONDS) for entry in self._entries.values())
+            dropped += self._forget_values(tenants, _SHORT, self.max_bytes, missing - dropped)
             for entry in list(self._entries.values()):
                 if now - entry.searched_at > UNUSED_SECONDS:
                     dropped += entry.size
@@ -428,12 +583,17 @@ class VectorCache(CountedCache):
         memory, tenants = self._read_memory(), self.find_tenants()
         tenant = tenants.get(entry.key.table[0], "")
         with self._lock:
+            missing = 0 if memory is None else memory.missing(size)
+            vectors = sum(other.size - other.columns.size for other in self._entries.values() if other is not entry)
+            forgotten = self._forget_values(
+                tenants, "vectors took their memory", self.max_bytes - size - vectors, missing
+            )
             try:
                 keys = choose_dropped(self._kept(tenants, entry), size, tenant, self.max_bytes)
             except NoShareError:
                 raise UnsupportedVectorsError(_NO_SHARE) from None
             dropped = [self._entries[key] for key in keys]
-            if memory is not None and memory.missing(size - sum(other.size for other in dropped)):
+            if memory is not None and memory.missing(size - sum(other.size for other in dropped) - forgotten):
                 raise UnsupportedVectorsError(_SHORT)
             for other in dropped:
                 self._drop(other, "others that were searched later took its memory")

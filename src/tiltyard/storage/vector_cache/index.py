@@ -54,6 +54,35 @@ class Effort:
     share: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Rows that a search may return: their number in the index, and which they are there, and which of the other rows.
+
+    Of few rows there are the `positions`, ascending: a search looks at these alone. Of more, a `bitmap` of all
+    positions, which takes less then.
+    """
+
+    rows: int
+    others: Array
+    positions: Array | None
+    bitmap: Array | None
+
+    @classmethod
+    def of(cls, mask: Array, others: Array) -> Allowed:
+        """Return the rows of masks, of all positions in the index and of the other rows."""
+        rows = int(np.count_nonzero(mask))
+        if rows <= len(mask) // _EXACT_SHARE:
+            return cls(rows, others, np.flatnonzero(mask).astype(np.uint32), None)
+        return cls(rows, others, None, np.packbits(mask, bitorder="little"))
+
+    def find_positions(self) -> Array:
+        """Return the positions, as FAISS takes them."""
+        if self.positions is not None:
+            return self.positions.astype(np.int64)
+        assert self.bitmap is not None
+        return np.flatnonzero(np.unpackbits(self.bitmap, bitorder="little"))
+
+
 class MemoryIndex:
     """Vectors of a column with room for a fixed number of rows. Safe to use from several threads.
 
@@ -143,26 +172,24 @@ class MemoryIndex:
         self._refined = faiss.IndexRefine(partitions, self._vectors)
         self._choose_effort(rows[rng.choice(self.rows, _CHECKED_ROWS, replace=False)], check)
 
-    def search(
-        self, queries: Array, count: int, allowed: Array, allowed_rows: int, effort: Effort
-    ) -> list[tuple[Array, Array]]:
+    def search(self, queries: Array, count: int, allowed: Allowed, effort: Effort) -> list[tuple[Array, Array]]:
         """Return addresses and distances of the rows nearest to each query, nearest first, in the calling thread alone.
 
-        `queries` has the shape (queries, dimension); the bitmap `allowed` selects the rows that may be returned.
+        `queries` has the shape (queries, dimension).
         """
         points = self._pad(queries)
         stay_in_this_thread()
         with self._lock.read():
             rows = self.rows  # those that are being added to it are not allowed to any version yet
-            if self._refined is None or allowed_rows <= max(_EXACT_ROWS, 4 * count, rows // _EXACT_SHARE):
+            if self._refined is None or allowed.bitmap is None or allowed.rows <= max(_EXACT_ROWS, 4 * count):
                 distances, positions = self._compare_all(points, count, allowed)
             else:
                 # The fewer rows of a partition a filter leaves, the farther apart are those that it leaves.
-                rarity = rows / allowed_rows
+                rarity = rows / allowed.rows
                 chosen = self._effort.probes * (self._partitions.nlist / self._effort.probes) ** effort.share
                 probes = int(max(chosen, effort.probes) * rarity**0.75)
                 candidates = min(rows, int(self._candidates(count, effort) * rarity**0.5))
-                selector = None if allowed_rows == rows else self._faiss.IDSelectorBitmap(allowed)
+                selector = None if allowed.rows == rows else self._faiss.IDSelectorBitmap(allowed.bitmap)
                 distances, positions = self._nearest(points, count, probes, candidates, selector)
                 missing = positions[:, -1] < 0  # too few rows in the partitions
                 if missing.any():
@@ -175,8 +202,8 @@ class MemoryIndex:
             for position, distance, end in zip(positions, distances, ends, strict=True)
         ]
 
-    def _compare_all(self, points: Array, count: int, allowed: Array) -> tuple[Array, Array]:
-        parameters = self._faiss.SearchParameters(sel=self._faiss.IDSelectorBitmap(allowed))
+    def _compare_all(self, points: Array, count: int, allowed: Allowed) -> tuple[Array, Array]:
+        parameters = self._faiss.SearchParameters(sel=self._faiss.IDSelectorArray(allowed.find_positions()))
         found: tuple[Array, Array] = self._vectors.search(points, count, params=parameters)
         return found
 

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import numpy as np
 
-from tiltyard.storage.vector_cache.fragments import Array, Block
-from tiltyard.storage.vector_cache.index import Effort, MemoryIndex, stay_in_this_thread
-
-
-@dataclass(frozen=True, slots=True)
-class Allowed:
-    """Rows that a search may return: a bitmap of positions in the index, their number, and a mask of the other rows."""
-
-    bitmap: Array
-    rows: int
-    others: Array
+from tiltyard.storage.vector_cache.fragments import OFFSET_MASK, Array, Block, Fragment
+from tiltyard.storage.vector_cache.index import Allowed, Effort, MemoryIndex, stay_in_this_thread
+from tiltyard.storage.vector_cache.scalar_values import ScalarFilter, ScalarPage, evaluate
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +46,25 @@ class OtherRows:
 
 
 @dataclass(frozen=True, slots=True)
+class FilteredRows:
+    """What a filter allows, and why Lance found the rows: "" for those found by values in memory."""
+
+    allowed: Allowed
+    by_lance: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class SearchableRows:
     """The rows of one version: those in the index, and those of fragments that are not in it yet."""
 
     index: MemoryIndex
-    indexed: dict[int, Block]
+    fragments: tuple[Fragment, ...]
+    indexed: Mapping[int, tuple[Block, Array]]
+    """The blocks in the index by the numbers of their fragments, with masks of their rows that the version has."""
     others: OtherRows
     live: Allowed
-    filters: dict[str, Allowed] = field(default_factory=dict)
+    filters: dict[str, FilteredRows] = field(default_factory=dict)
+    """What the last filters allow, by their texts."""
 
     def describe(self) -> str:
         """Return since when the index answers, which share of the rows is in it, and how it looks for them."""
@@ -71,15 +74,28 @@ class SearchableRows:
 
     def allow(self, addresses: Array) -> Allowed:
         """Return what a filter allows, by the addresses of its rows in this version."""
-        numbers, offsets = addresses >> np.uint64(32), (addresses & np.uint64(0xFFFF_FFFF)).astype(np.uint32)
+        numbers, offsets = addresses >> np.uint64(32), (addresses & np.uint64(OFFSET_MASK)).astype(np.uint32)
         positions = np.zeros(self.index.capacity, dtype=bool)
-        rows = 0
-        for number, block in self.indexed.items():
-            mask, count = block.select(offsets[numbers == number])
+        for number, (block, _) in self.indexed.items():
+            mask, _ = block.select(offsets[numbers == number])
             positions[block.start : block.start + len(mask)] = mask
-            rows += count
-        others = np.isin(self.others.addresses, addresses)
-        return Allowed(np.packbits(positions, bitorder="little"), rows, others)
+        return Allowed.of(positions, np.isin(self.others.addresses, addresses))
+
+    def select(self, selected: ScalarFilter, pages: Mapping[int, Mapping[tuple[int, str], ScalarPage]]) -> Allowed:
+        """Return what a filter allows, by the values of its columns: by their ids, and the keys of all fragments."""
+        positions = np.zeros(self.index.capacity, dtype=bool)
+        others = np.zeros(len(self.others), dtype=bool)
+        numbers, offsets = self.others.addresses >> np.uint64(32), self.others.addresses & np.uint64(OFFSET_MASK)
+        for fragment in self.fragments:
+            mask, _ = evaluate(selected, {column: kept[fragment.key] for column, kept in pages.items()})
+            if fragment.number in self.indexed:
+                block, live = self.indexed[fragment.number]
+                rows = positions[block.start : block.start + len(live)]
+                np.logical_and(mask if len(live) == len(mask) else mask[block.offsets], live, out=rows)
+            elif len(others):
+                in_fragment = numbers == fragment.number
+                others[in_fragment] = mask[offsets[in_fragment]]
+        return Allowed.of(positions, others)
 
     def search(self, queries: Array, count: int, allowed: Allowed, effort: Effort) -> list[tuple[Array, Array]]:
         """Return addresses and distances of the rows nearest to each query, nearest first.
@@ -89,7 +105,7 @@ class SearchableRows:
         others = self.others.search(queries, count, allowed.others, self.index.metric) if len(self.others) else None
         if others is not None and not allowed.rows:
             return others
-        indexed = self.index.search(queries, count, allowed.bitmap, allowed.rows, effort)
+        indexed = self.index.search(queries, count, allowed, effort)
         if others is None:
             return indexed
         return [_merge(*found, count) for found in zip(indexed, others, strict=True)]

@@ -170,7 +170,7 @@ def _is_short(ctx: Context, request: models.QueryTableRequest) -> bool:
     vector = request.vector
     if vector and (vector.single_vector or vector.multi_vector):
         numbers = vector.single_vector or ()
-        is_searched = bool(ctx.storage.datasets.vector_cache.max_bytes) and not request.filter
+        is_searched = bool(ctx.storage.datasets.vector_cache.max_bytes)
         return is_searched and 0 < len(numbers) <= MAX_LOOP_DIMENSION
     if request.filter is None or request.offset:
         return False
@@ -179,7 +179,7 @@ def _is_short(ctx: Context, request: models.QueryTableRequest) -> bool:
 
 def _was_queried(table: OpenTable, request: models.QueryTableRequest, caches: Caches) -> bool:
     """Return whether a version was queried likewise before, so that what a plan needs of it was read."""
-    if not request.filter:
+    if request.vector and (request.vector.single_vector or request.vector.multi_vector):
         return caches.vectors.is_ready(caches.key, None, table.dataset)
     requested = request.columns.column_names if request.columns else None
     names = column_names(table.snapshot) if requested is None else tuple(requested)

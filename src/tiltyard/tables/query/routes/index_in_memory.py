@@ -1,8 +1,8 @@
 """Answer vector searches from an index in memory (storage/vector_cache), with the rows and columns that Lance returns.
 
-It answers the searches that a vector index of Lance would answer approximately. A filter is evaluated by Lance,
-policies' filters with it, and selects the rows that the search may return. Searches on the event loop that need nothing
-but what is in memory are done together.
+It answers the searches that a vector index of Lance would answer approximately. A filter, policies' filters with it,
+selects the rows that the search may return: by the values of its columns in memory, or by Lance. Searches on the event
+loop that need nothing but what is in memory are done together.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from tiltyard.model.columns.vector_columns import VectorColumn, quote_path
 from tiltyard.storage.pylance_internals import take_rows
 from tiltyard.storage.vector_cache.cache import VectorKey
 from tiltyard.storage.vector_cache.index import Effort
+from tiltyard.storage.vector_cache.searchable_rows import FilteredRows
 from tiltyard.tables.query.integer_filters import ROW_ID
 from tiltyard.tables.query.response_sizes import STREAMING_OPTION_NAMES
 from tiltyard.tables.query.routes.route import BatchReader, Cost, Pace, Purpose, Refused, SearchOffer
+from tiltyard.tables.query.scalar_filters import filtered_columns, parse_scalar_filter
 from tiltyard.tables.query.scanners import make_scanner
 
 if TYPE_CHECKING:
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
     from tiltyard.storage.caches.cached_rows import CachedRows
-    from tiltyard.storage.vector_cache.searchable_rows import Allowed, SearchableRows
+    from tiltyard.storage.vector_cache.index import Allowed
+    from tiltyard.storage.vector_cache.searchable_rows import SearchableRows
     from tiltyard.tables.query.plan import Search
     from tiltyard.tables.query.routes.route import Caches, Query
 
@@ -59,6 +62,10 @@ _NEAREST_OPTIONS = frozenset(
 _METRICS = frozenset({"l2", "cosine"})
 _MAX_FILTERS = 16
 """Filters whose rows are remembered for a version."""
+_MAX_LOOP_FILTER = 1024
+"""Characters of a filter up to which it is parsed on the event loop."""
+_MAX_LOOP_FILTERED_ROWS = 1_000_000
+"""Rows up to which a filter that is not remembered is evaluated on the event loop: 1 ms."""
 _MAX_FOUND = 10_000
 """Rows of a search, those that its offset skips included, beyond which Lance finds them."""
 MAX_LOOP_DIMENSION = 2048
@@ -72,6 +79,7 @@ _CALL_OR_CLOCK = re.compile(r"(?!(?:in|and|or|not)\b)\b\w+\s*\(|\b(?:current_|lo
 _OFF = Refused("the server keeps no vectors in memory (vector_cache_bytes)")
 _NO_VECTOR = Refused("it has no query vector")
 _NO_DIRECTION = Refused("a query vector has no direction, which the distance type compares")
+_OTHER_FILTER = Refused("it does not compare columns of scalars with constants of their types alone")
 _NEEDS_MORE = Refused("it needs more than what is in memory")
 
 
@@ -86,23 +94,17 @@ class IndexInMemory(SearchOffer):
     vectors: list[np.ndarray[Any, Any]]
     effort: Effort
     cost: Cost
+    filtered: FilteredRows | Refused
+    """The rows that the filter allows, or why Lance finds them."""
     found: list[Found] | None = None
 
     @classmethod
     def ask(cls, query: Query) -> IndexInMemory | Refused:
         """Return the search in memory, or why Lance has to search."""
-        search, caches = query.search, query.latest_caches
-        if not search.nearest:
-            return _NO_VECTOR
-        if isinstance(caches, Refused):
-            return caches
-        if not caches.vectors.max_bytes:
-            return _OFF
-        if (reason := _reason(search)) is not None:
-            return Refused(reason)
-        on_loop = query.purpose is Purpose.LOOP
-        if on_loop and (len(search.nearest) > 1 or "filter" in search.options or not _pace(search).is_fast):
-            return _NEEDS_MORE
+        search, caches, on_loop = query.search, query.latest_caches, query.purpose is Purpose.LOOP
+        if (refused := _refusal(query)) is not None:
+            return refused
+        assert not isinstance(caches, Refused)
         key = _key(search, caches)
         vectors = [vector for nearest in search.nearest if (vector := _vector(nearest["q"], key.metric)) is not None]
         if len(vectors) < len(search.nearest):
@@ -119,8 +121,11 @@ class IndexInMemory(SearchOffer):
             if isinstance(state, str):
                 return Refused(f"Lance searches: {state}")
             rows = state
-        cost = Cost.MEMORY if is_in_memory and "filter" not in search.options else Cost.TABLE
-        return cls(query, caches, rows, vectors, _effort(search.nearest[0]), cost)
+        filtered = _filtered_rows(query, caches, key, rows)
+        if on_loop and isinstance(filtered, Refused):
+            return _NEEDS_MORE
+        cost = Cost.MEMORY if is_in_memory and not isinstance(filtered, Refused) else Cost.TABLE
+        return cls(query, caches, rows, vectors, _effort(search.nearest[0]), cost, filtered)
 
     @property
     def count(self) -> int:
@@ -128,28 +133,44 @@ class IndexInMemory(SearchOffer):
         return count
 
     def describe(self) -> str:
-        return f"the index in memory answers {self.rows.describe()}"
+        words = f"the index in memory answers {self.rows.describe()}"
+        if "filter" not in self.query.search.options:
+            return words
+        if isinstance(self.filtered, Refused):
+            return f"{words}, and Lance finds the rows of the filter, since {self.filtered.reason}"
+        if self.filtered.by_lance:
+            return f"{words}, and Lance has found the rows of the filter, since {self.filtered.by_lance}"
+        return f"{words}, and the filter is evaluated in memory"
 
     def readers(self) -> Iterator[BatchReader]:
         if self.found is None:
-            allowed = _allowed(self.query.search, self.rows)
-            self.found = self.caches.vectors.search(self.rows, np.stack(self.vectors), self.count, allowed, self.effort)
+            filtered, queries = self.filtered, np.stack(self.vectors)
+            if isinstance(filtered, Refused):
+                filtered = _find_by_lance(self.query.search, self.rows, filtered.reason)
+            self.found = self.caches.vectors.search(self.rows, queries, self.count, filtered.allowed, self.effort)
         response = _Response(self.query, self.caches)
         return iter([response.reader(found) for found in self.found])
 
 
 def search_together(searches: Sequence[IndexInMemory]) -> None:
     """Find the rows of searches on the event loop: at once for those of one version that look as widely for as many."""
-    groups: dict[tuple[int, int, Effort], list[IndexInMemory]] = {}
+    groups: dict[tuple[int, int, int, Effort], list[IndexInMemory]] = {}
     for search in searches:
-        groups.setdefault((id(search.rows), search.count, search.effort), []).append(search)
+        group = groups.setdefault((id(search.rows), id(_allowed(search)), search.count, search.effort), [])
+        group.append(search)
     for group in groups.values():
         first, started = group[0], perf_counter()
         queries = np.stack([search.vectors[0] for search in group])
-        found = first.caches.vectors.search(first.rows, queries, first.count, first.rows.live, first.effort)
+        found = first.caches.vectors.search(first.rows, queries, first.count, _allowed(first), first.effort)
         for search, rows in zip(group, found, strict=True):
             search.found = [rows]
         _pace(first.query.search).record((perf_counter() - started) / len(group), _SLOW_SECONDS)
+
+
+def _allowed(search: IndexInMemory) -> Allowed:
+    """Return the rows that the filter of a search on the event loop allows."""
+    assert not isinstance(search.filtered, Refused)  # or it would be in a thread
+    return search.filtered.allowed
 
 
 def waiting_search(ctx: Context) -> IndexInMemory | None:
@@ -188,6 +209,21 @@ def _index_metrics(dataset: lance.LanceDataset) -> Mapping[str, str]:
         if metric and len(index.field_names) == 1 and index.field_names[0] in columns:
             metrics[index.field_names[0]] = metric
     return metrics
+
+
+def _refusal(query: Query) -> Refused | None:
+    """Return why no index in memory is looked for; None if it need not be Lance that answers."""
+    search, caches = query.search, query.latest_caches
+    if not search.nearest:
+        return _NO_VECTOR
+    if isinstance(caches, Refused):
+        return caches
+    if not caches.vectors.max_bytes:
+        return _OFF
+    if (reason := _reason(search)) is not None:
+        return Refused(reason)
+    is_for_thread = len(search.nearest) > 1 or not _pace(search).is_fast
+    return _NEEDS_MORE if query.purpose is Purpose.LOOP and is_for_thread else None
 
 
 def _reason(search: Search) -> str | None:
@@ -264,22 +300,43 @@ def _effort(nearest: Mapping[str, Any]) -> Effort:
     return Effort(probes, candidates, max(0.0, 2 * nearest.get("search_effort", 0) - 1))
 
 
-def _allowed(search: Search, rows: SearchableRows) -> Allowed:
-    """Return the rows that the search's filter allows. Raises Lance's errors."""
+def _filtered_rows(query: Query, caches: Caches, key: VectorKey, rows: SearchableRows) -> FilteredRows | Refused:
+    """Return the rows that the search's filter allows by what is in memory, or why Lance has to find them."""
+    search, is_loop = query.search, query.purpose is Purpose.LOOP
     expression = search.options.get("filter")
     if expression is None:
-        return rows.live
-    allowed = rows.filters.get(expression)
-    if allowed is None:
-        options = {"columns": [], "with_row_id": True, "filter": expression}
-        batches = list(make_scanner(search.dataset, options).to_reader())
-        addresses = [batch.column(ROW_ID).to_numpy() for batch in batches]
-        allowed = rows.allow(np.concatenate([np.zeros(0, np.uint64), *addresses]))
-        if not _CALL_OR_CLOCK.search(expression):
-            if len(rows.filters) >= _MAX_FILTERS:
-                rows.filters.clear()
-            rows.filters[expression] = allowed
-    return allowed
+        return FilteredRows(rows.live)
+    known = rows.filters.get(expression)
+    if known is not None and known.by_lance in ("", _OTHER_FILTER.reason):
+        return known
+    is_long = len(expression) > _MAX_LOOP_FILTER or rows.index.capacity > _MAX_LOOP_FILTERED_ROWS
+    if is_loop and is_long:
+        return known or _NEEDS_MORE
+    selected = parse_scalar_filter(expression, search.snapshot.fact(filtered_columns))
+    if selected is None:
+        return _OTHER_FILTER
+    is_counted = query.purpose is Purpose.RUN or (is_loop and known is not None)
+    allowed = caches.vectors.allow(key, search.dataset, rows, selected, is_counted=is_counted, may_read=not is_loop)
+    if isinstance(allowed, str):
+        return Refused(allowed) if known is None else FilteredRows(known.allowed, allowed)
+    return _remember(rows.filters, expression, FilteredRows(allowed))
+
+
+def _find_by_lance(search: Search, rows: SearchableRows, reason: str) -> FilteredRows:
+    """Return the rows that the search's filter allows, which Lance finds for a reason. Raises Lance's errors."""
+    expression = search.options["filter"]
+    options = {"columns": [], "with_row_id": True, "filter": expression}
+    batches = list(make_scanner(search.dataset, options).to_reader())
+    addresses = [batch.column(ROW_ID).to_numpy() for batch in batches]
+    found = FilteredRows(rows.allow(np.concatenate([np.zeros(0, np.uint64), *addresses])), reason)
+    return found if _CALL_OR_CLOCK.search(expression) else _remember(rows.filters, expression, found)
+
+
+def _remember(filters: dict[str, FilteredRows], expression: str, found: FilteredRows) -> FilteredRows:
+    if len(filters) >= _MAX_FILTERS:
+        filters.clear()
+    filters[expression] = found
+    return found
 
 
 class _Response:

@@ -1,7 +1,8 @@
 """Turns of a table: leases in the catalog, which all servers see, on work that one of them does at a time.
 
 A turn has a name that no branch has: those of branches are of commits (`store/tables/queued_appends`). The removal of
-old versions has one (`tables/versions/removal_turns`), and moves between catalogs (`catalog/mounts/table_moves`).
+old versions has one (`tables/versions/removal_turns`), changes of tags and branches in object stores have one
+(`tables/versions/reference_changes`), and moves between catalogs (`catalog/mounts/table_moves`).
 """
 
 from __future__ import annotations

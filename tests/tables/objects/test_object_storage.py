@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import lance
@@ -36,7 +37,12 @@ from tiltyard.tables.commits.finalizing import finalize_pending
 from tiltyard.tables.rows.insert import insert_into_table
 from tiltyard.tables.rows.update_delete import delete_from_table
 from tiltyard.tables.upkeep.repair import repair_table
-from tiltyard.tables.versions.tags import create_table_tag
+from tiltyard.tables.versions.tags import (
+    create_table_tag,
+    delete_table_tag,
+    get_table_tag_version,
+    update_table_tag,
+)
 from tiltyard.tables.versions.versions import describe_table_version, list_table_versions
 
 
@@ -304,6 +310,33 @@ def test_objects_tag_is_created_without_reading_the_others(counted: Context, pro
         tag("c")
     with pytest.raises(errors.TableVersionNotFoundError):
         tag("d", 9)
+
+
+@pytest.mark.parametrize("others", ["delete", "move"])
+def test_objects_tag_that_several_change_at_once_is_deleted_once(
+    counted: Context, other_machine: Context, others: str
+) -> None:
+    """Whoever is told that it deleted the tag, has; whoever moved it, has done so before."""
+    create(counted)
+    insert(counted, 10)
+    tag = {"id": ["t"], "tag": "a"}
+
+    def delete(ctx: Context) -> str:
+        delete_table_tag(ctx, models.DeleteTableTagRequest(**tag))
+        return "deleted"
+
+    def change(ctx: Context) -> str:
+        if others == "delete":
+            return delete(ctx)
+        update_table_tag(ctx, models.UpdateTableTagRequest(**tag, version=2))
+        return "moved"
+
+    for _ in range(12):
+        create_table_tag(counted, models.CreateTableTagRequest(**tag, version=1))
+        done = run_concurrently(partial(work, ctx) for work in (delete, change) for ctx in (counted, other_machine))
+        assert done.count("deleted") == 1, done
+        with pytest.raises(errors.TableTagNotFoundError):
+            get_table_tag_version(counted, models.GetTableTagVersionRequest(**tag))
 
 
 ONE_INSERT = {

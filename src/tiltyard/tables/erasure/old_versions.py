@@ -23,6 +23,7 @@ from tiltyard.tables.upkeep.garbage import COLLECTED_KINDS, finalize_all
 from tiltyard.tables.upkeep.references import FileKind, open_branches, referenced_units, table_files, units_of_versions
 from tiltyard.tables.versions.deleted_versions import tagged_versions
 from tiltyard.tables.versions.records import stored_versions
+from tiltyard.tables.versions.reference_changes import changing_reference
 from tiltyard.tables.versions.removal_turns import hold_removal_turn
 from tiltyard.tables.versions.snapshots import drop_snapshot_record
 
@@ -99,7 +100,7 @@ def _end_references(
                 drop_snapshot_record(ctx, snapshot, uuid4().hex)
             add_new(figures.snapshots_ended, [reference.tag])
             continue
-        changing = ctx.storage.changing_reference(table.location, tag_file(reference.tag))
+        changing = changing_reference(ctx, table, tag_file(reference.tag))
         with suppress(TableTagNotFoundError), changing, lance_errors(branches[MAIN]):
             branches[MAIN].tags.delete(reference.tag)
         add_new(figures.tags_ended, [reference.tag])

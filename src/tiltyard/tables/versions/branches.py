@@ -25,6 +25,7 @@ from tiltyard.storage.manifests.manifest_format import FINAL_NAME, branch_file
 from tiltyard.storage.reference_files import list_references
 from tiltyard.tables.opening import open_for_reading, open_for_writing, open_to_check
 from tiltyard.tables.versions.records import delete_branch_records
+from tiltyard.tables.versions.reference_changes import changing_reference
 from tiltyard.tables.versions.removal_turns import confirm_reference
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def create_table_branch(ctx: Context, request: models.CreateTableBranchRequest) 
     start = open_for_reading(ctx, request.id, branch=origin, version=request.from_version).dataset
     branch, location = Branch(request.name), table.record.location
     try:
-        with ctx.storage.changing_reference(location, branch_file(branch)), lance_errors(dataset):
+        with changing_reference(ctx, table.record, branch_file(branch)), lance_errors(dataset):
             _remove_unfinished(ctx, location, branch)
             delete_branch_records(ctx, table.record, branch)  # of one whose deletion bypassed the server, too
             dataset.create_branch(request.name, (origin.lance_name, start.version))
@@ -158,7 +159,7 @@ def delete_table_branch(ctx: Context, request: models.DeleteTableBranchRequest) 
 
 
 def _delete_branch(ctx: Context, table: OpenTable, branch: Branch) -> None:
-    with ctx.storage.changing_reference(table.record.location, branch_file(branch)), lance_errors(table.dataset):
+    with changing_reference(ctx, table.record, branch_file(branch)), lance_errors(table.dataset):
         table.dataset.branches.delete(branch.name)
     ctx.store.delete_versions(table.record.id, branch.key, [(0, None)])
     ctx.store.truncate_deleted_versions(table.record.id, branch.key, 0)

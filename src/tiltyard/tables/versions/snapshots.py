@@ -39,6 +39,7 @@ from tiltyard.storage.reference_files import list_references
 from tiltyard.store.access.grants import TABLE
 from tiltyard.store.tables.snapshots import SnapshotMember, SnapshotRecord
 from tiltyard.tables.opening import check_version_number, find_table, open_for_reading, open_to_commit
+from tiltyard.tables.versions.reference_changes import changing_reference
 from tiltyard.tables.versions.removal_turns import confirm_reference
 from tiltyard.tables.versions.tags import tags_of
 from tiltyard.tables.versions.versions import list_versions
@@ -283,7 +284,7 @@ def _create_tag(ctx: Context, record: TableRecord, name: str, version: int) -> N
     """Create the tag of a member. Raises ConcurrentModificationError if it is elsewhere."""
     dataset = open_to_commit(ctx, record, MAIN)
     try:
-        with ctx.storage.changing_reference(record.location, tag_file(name)), lance_errors(dataset):
+        with changing_reference(ctx, record, tag_file(name)), lance_errors(dataset):
             dataset.tags.create(name, (None, version))
     except TableTagAlreadyExistsError as error:
         tag: Any = list_references(dataset.tags).get(name)
@@ -314,8 +315,8 @@ def _drop_tags(ctx: Context, record: SnapshotRecord) -> None:
         with lance_errors(dataset):
             tag = list_references(dataset.tags).get(record.name)
         if tag is not None and tag["version"] == versions[table.id] and not tag["branch"]:
-            removing = ctx.storage.changing_reference(table.location, tag_file(record.name))
-            with suppress(TableTagNotFoundError), removing, lance_errors(dataset):
+            removing = changing_reference(ctx, table, tag_file(record.name))
+            with suppress(TableTagNotFoundError, TableNotFoundError), removing, lance_errors(dataset):
                 dataset.tags.delete(record.name)
 
 

@@ -20,18 +20,19 @@ from tiltyard.model.ids import check_ref
 from tiltyard.model.operations import operation
 from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
-from tiltyard.runtime.pool import start_thread
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifests.manifest_format import tag_file
 from tiltyard.storage.reference_files import list_references
 from tiltyard.tables.opening import check_version_number, find_table, open_for_reading, open_for_writing
 from tiltyard.tables.versions.deleted_versions import check_not_deleted
+from tiltyard.tables.versions.reference_changes import changing_reference
 from tiltyard.tables.versions.removal_turns import confirm_reference, hold_removal_turn
 
 if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context, OpenTable
+    from tiltyard.store import TableRecord
 
     TagTarget = tuple[str | None, int]
     """A branch by its name in Lance, and a version of it."""
@@ -67,18 +68,25 @@ def create_table_tag(ctx: Context, request: models.CreateTableTagRequest) -> mod
     check_ref(request.tag, "tag")
     check_version_number(request.version)
     table = open_for_reading(ctx, request.id, by_catalog=True)  # Lance looks for the version that the tag names
-    location = table.record.location
     with lance_errors(table.dataset):
         own = table.dataset.checkout_version(int(table.dataset.version))  # the shared one may not be used meanwhile
-    stat = partial(ctx.storage.files(location).stat, f"{location}/{tag_file(request.tag)}")
-    earlier = start_thread("tag", stat)  # at once: a shared thread that is late would find the tag that is written here
+    with changing_reference(ctx, table.record, tag_file(request.tag)):
+        _create(ctx, table, own, request)
+    delete = partial(_delete_tag, ctx, table.record, own, request.tag)
+    confirm_reference(ctx, table.record, Branch.parse(request.branch), request.version, delete)
+    return models.CreateTableTagResponse()
+
+
+def _create(ctx: Context, table: OpenTable, own: lance.LanceDataset, request: models.CreateTableTagRequest) -> None:
+    """Create a tag that nobody else creates meanwhile. Raises as `create_table_tag` does."""
+    location = table.record.location
+    with lance_errors(location):
+        was_there = ctx.storage.files(location).stat(f"{location}/{tag_file(request.tag)}") is not None
     try:
         target = _new_target(ctx, table, request)
-        with ctx.storage.changing_reference(location, tag_file(request.tag)), lance_errors(own):
+        with lance_errors(own):
             own.tags.create(request.tag, target)
     except (TableTagAlreadyExistsError, TableVersionNotFoundError) as error:
-        with lance_errors(location):
-            was_there = earlier.result() is not None
         if was_there:
             raise _tag_taken(request.tag) from error
         if isinstance(error, TableVersionNotFoundError):
@@ -86,9 +94,6 @@ def create_table_tag(ctx: Context, request: models.CreateTableTagRequest) -> mod
         if not _has_target(ctx, table, request.tag, target):
             raise _tag_taken(request.tag) from error
         # else it is ours: Lance wrote it twice, because the response of the first write was lost
-    branch, delete = Branch.parse(request.branch), partial(_delete_tag, ctx, location, own, request.tag)
-    confirm_reference(ctx, table.record, branch, request.version, delete)
-    return models.CreateTableTagResponse()
 
 
 def _tag_taken(tag: str) -> TableTagAlreadyExistsError:
@@ -138,12 +143,12 @@ def _changing(ctx: Context, request: models.UpdateTableTagRequest | models.Delet
     table = open_for_writing(ctx, request.id)
     _find_tag(ctx, table, request.tag)
     _check_no_snapshot(ctx, table, request.tag)
-    with ctx.storage.changing_reference(table.record.location, tag_file(request.tag)), lance_errors(table.dataset):
+    with changing_reference(ctx, table.record, tag_file(request.tag)), lance_errors(table.dataset):
         yield table.dataset.tags
 
 
-def _delete_tag(ctx: Context, location: str, dataset: lance.LanceDataset, tag: str) -> None:
-    with ctx.storage.changing_reference(location, tag_file(tag)), lance_errors(dataset):
+def _delete_tag(ctx: Context, table: TableRecord, dataset: lance.LanceDataset, tag: str) -> None:
+    with changing_reference(ctx, table, tag_file(tag)), lance_errors(dataset):
         dataset.tags.delete(tag)
 
 

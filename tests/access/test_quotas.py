@@ -280,7 +280,7 @@ def test_a_soft_limit_warns_once_and_refuses_nothing(home: Catalog, caplog: pyte
     for _ in range(3):
         home.as_("ann")._services.quotas.flush()
     warnings = [record.getMessage() for record in caplog.records if record.name == "tiltyard.quotas"]
-    assert warnings == [f"the principal ann has {NUMBER} of rows_per_day, above its soft limit of 1"]
+    assert warnings == [f"quota of rows_per_day: the principal ann has {NUMBER}, above its soft limit of 1"]
     [quota] = listed(home.as_("ann"), "ListQuotas", "quotas")
     assert (quota["state"], quota["used"], quota["soft"], quota.get("hard")) == ("soft", NUMBER, 1, None)
     insert(home.as_("ann"), "s", "t")

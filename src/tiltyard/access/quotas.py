@@ -66,11 +66,12 @@ Whose = Principal | Mapping[str, int]
 
 
 class _Live(msgspec.Struct):
-    """A quota with what is used of it by now, in the window that began at `since`."""
+    """A quota with what is used of it by now, in the window from `since` to before `until`, both 0 without one."""
 
     use: QuotaUse
     used: int
     since: int
+    until: int
 
     @property
     def is_full(self) -> bool:
@@ -80,25 +81,30 @@ class _Live(msgspec.Struct):
         return quota_error(msgspec.structs.replace(self.use, used=self.used), now)
 
 
+_NO_QUOTAS: Sequence[_Live] = ()
+
+
 class _Index:
     """Quotas by whose they are: a request meets few of many."""
 
     def __init__(self, quotas: Iterable[_Live]) -> None:
-        self._by_principal: dict[str, list[_Live]] = {}
-        self._by_path: dict[tuple[str, ...], list[_Live]] = {}
+        self._by_principal: dict[str, Sequence[_Live]] = {}
+        self._by_path: dict[tuple[str, ...], Sequence[_Live]] = {}
         for each in quotas:
             if name := each.use.quota.principal:
-                self._by_principal.setdefault(name, []).append(each)
+                self._by_principal[name] = [*self._by_principal.get(name, ()), each]
             else:
-                self._by_path.setdefault(each.use.path, []).append(each)
+                self._by_path[each.use.path] = [*self._by_path.get(each.use.path, ()), each]
 
-    def covering(self, principal: str, paths: Iterable[Sequence[str]]) -> Iterable[_Live]:
-        """Yield the quotas of a principal, and of the namespaces at and above paths."""
-        if self._by_principal:
-            yield from self._by_principal.get(principal, ())
+    def covering(self, principal: str, paths: Iterable[Sequence[str]]) -> Sequence[_Live]:
+        """Return the quotas of a principal, and of the namespaces at and above paths."""
+        found = self._by_principal.get(principal, _NO_QUOTAS)
         if self._by_path:
-            for above in {tuple(path[:depth]) for path in paths for depth in range(len(path) + 1)}:
-                yield from self._by_path.get(above, ())
+            for path in map(tuple, paths):
+                for depth in range(len(path) + 1):
+                    if above := self._by_path.get(path[:depth]):
+                        found = [*found, *above]
+        return found
 
 
 _NONE = _Index(())
@@ -147,10 +153,12 @@ class QuotaChecks(WorkQueue):
         Nothing is read: quotas are those of the last FLUSH_SECONDS. Raises PermissionDeniedError of those of a day,
         RequestsUsedUpError of those of a minute.
         """
-        for each in self._of_requests.covering(principal, (path,)):
-            _begin_window(each, now := self._store.clock())
-            if each.is_full:
-                raise each.refusal(now)
+        if covering := self._of_requests.covering(principal, (path,)):
+            now = self._store.clock()
+            for each in covering:
+                _begin_window(each, now)
+                if each.is_full:
+                    raise each.refusal(now)
 
     def check_storing(self, principal: str, request: Any, resources: Sequence[Resource]) -> None:
         """Raise PermissionDeniedError if a request stores something where a quota of these is full."""
@@ -308,19 +316,27 @@ class QuotaChecks(WorkQueue):
         if self._warned.get(key) != each.since:
             self._warned[key] = each.since
             log.warning(
-                "%s has %d of %s, above its soft limit of %d", each.use.subject, each.used, quota.resource, quota.soft
+                "quota of %s: %s has %d, above its soft limit of %d",
+                quota.resource,
+                each.use.subject,
+                each.used,
+                quota.soft,
             )
 
 
 def _live(use: QuotaUse, now: int) -> _Live:
-    window = _WINDOWS.get(Resource(use.quota.resource))
-    return _Live(use, use.used, 0 if window is None else window_start(now, window))
+    seconds = _WINDOWS.get(Resource(use.quota.resource))
+    if seconds is None:
+        return _Live(use, use.used, 0, 0)
+    since = window_start(now, seconds)
+    return _Live(use, use.used, since, since + seconds * 1000)
 
 
 def _begin_window(each: _Live, now: int) -> None:
-    since = window_start(now, _WINDOWS[Resource(each.use.quota.resource)])
-    if since != each.since:
-        each.since, each.used = since, 0
+    if now >= each.until:
+        seconds = _WINDOWS[Resource(each.use.quota.resource)]
+        each.since, each.used = window_start(now, seconds), 0
+        each.until = each.since + seconds * 1000
 
 
 def _stored_at(request: Any) -> Iterable[Sequence[str]]:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from tiltyard.api.binding import Headers
     from tiltyard.context import Context
+    from tiltyard.runtime.cache import CountedCache
     from tiltyard.store import Store
 
 PATH = b"/metrics"
@@ -326,6 +327,12 @@ def _histogram(
     return family
 
 
+MAX_SHARES = 20
+"""Namespaces whose share of a cache is told."""
+_OTHERS = "$others"
+"""What the others are told as: no namespace has this name."""
+
+
 class LoadUnit(StrEnum):
     """What the number of a load is, each a metric of its own: no graph adds bytes to requests."""
 
@@ -352,10 +359,15 @@ def load_unit(name: str) -> LoadUnit:
 class State(Collector):
     """The gauges of the catalog and of this process, read at each scrape."""
 
-    def __init__(self, store: Store, gauges: Callable[[], Mapping[str, float]]) -> None:
-        """`gauges` returns how much waits, runs, is cached or was lost in this process, by name."""
+    def __init__(
+        self, store: Store, gauges: Callable[[], Mapping[str, float]], caches: Sequence[CountedCache] = ()
+    ) -> None:
+        """`gauges` returns how much waits, runs, is cached or was lost in this process, by name; namespaces share
+        `caches`.
+        """
         self._store = store
         self._gauges = gauges
+        self._caches = caches
 
     def collect(self) -> Iterable[Metric]:
         up = GaugeMetricFamily("tiltyard_catalog_up", "Whether the catalog's database is available.")
@@ -386,7 +398,7 @@ class State(Collector):
         }
         for name, number in {**self._store.gauges(), **self._gauges()}.items():
             loads[load_unit(name)].add_metric((str(os.getpid()), name), number)
-        yield from (up, jobs, lags, *events, stale, *quotas, *loads.values())
+        yield from (up, jobs, lags, *events, stale, *quotas, _shares(self._caches), *loads.values())
 
     def _add_events(self, waiting: GaugeMetricFamily, failing: GaugeMetricFamily, dead: GaugeMetricFamily) -> None:
         """Read how far events are, and where they are not taken. Raises ServiceUnavailableError."""
@@ -398,6 +410,21 @@ class State(Collector):
             waiting.add_metric((sink.name,), stream.last_position - sink.position)
             failing.add_metric((sink.name,), sink.attempts)
             dead.add_metric((sink.name,), letters.get(sink.name, (0, 0))[0])
+
+
+def _shares(caches: Iterable[CountedCache]) -> Metric:
+    """Return the bytes that caches keep for namespaces: for those with most, and for all others together."""
+    family = GaugeMetricFamily(
+        "tiltyard_cache_bytes", "Bytes that one process keeps of tables.", labels=("process", "name", "namespace")
+    )
+    for cache in caches:
+        sizes = Counter(cache.sizes_by_tenant())
+        shown = dict(sizes.most_common(MAX_SHARES))
+        if rest := sizes.total() - sum(shown.values()):
+            shown[_OTHERS] = rest
+        for namespace, size in shown.items():
+            family.add_metric((str(os.getpid()), cache.name, namespace), size)
+    return family
 
 
 def _quota_families() -> tuple[GaugeMetricFamily, GaugeMetricFamily]:

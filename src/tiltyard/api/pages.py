@@ -129,7 +129,7 @@ class Pages:
             principal, _ = await self._authentication.authenticate(headers, exchange.receive)
             ctx = Context(self._services, exchange.request_id, principal=principal)
             await loop.run_in_executor(self._pools.catalog, metrics.check_reader, ctx)
-        state = metrics.State(self._services.store, self._gauges)
+        state = metrics.State(self._services.store, self._gauges, self._services.storage.datasets.shared_caches)
         counts = self._log.metrics
         text = await loop.run_in_executor(self._pools.catalog, counts.export, counts.encoded(), state)
         await exchange.send(200, text, metrics.MEDIA)

@@ -13,6 +13,7 @@ from lance_namespace.errors import ServiceUnavailableError
 from tests.services.wire import stream
 
 import tiltyard
+from tiltyard.api import metrics
 from tiltyard.model.branches import MAIN
 from tiltyard.runtime.cache import IDLE_SECONDS, Kept, NoShareError, choose_dropped
 from tiltyard.storage.vector_cache import cache as vectors
@@ -78,7 +79,17 @@ def search(catalog: tiltyard.Namespace, namespace: str, name: str) -> None:
     caches.vector_cache.wait()
 
 
-def test_searches_of_one_namespace_leave_the_index_of_another(catalog: tiltyard.Namespace) -> None:
+def shares(catalog: tiltyard.Namespace) -> Iterator[tuple[tuple[str, str], float]]:
+    """Yield what /metrics tells of caches by namespace."""
+    services = catalog._services
+    for family in metrics.State(services.store, dict, services.storage.datasets.shared_caches).collect():
+        if family.name == "tiltyard_cache_bytes":
+            yield from (((each.labels["name"], each.labels["namespace"]), each.value) for each in family.samples)
+
+
+def test_searches_of_one_namespace_leave_the_index_of_another(
+    catalog: tiltyard.Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache = catalog._services.storage.datasets.vector_cache
     for namespace in ("noisy", "quiet"):
         catalog.create_namespace({"id": [namespace]})
@@ -94,6 +105,11 @@ def test_searches_of_one_namespace_leave_the_index_of_another(catalog: tiltyard.
     assert sizes["quiet"] == own, "its index is there still"
     assert sizes["noisy"] > own, "what the other one has not used is there for all"
     held = {location for location, size in cache.sizes() if size}
+    bytes_of = dict(shares(catalog))
+    assert bytes_of["vectors in memory", "quiet"] == own and bytes_of["vectors in memory", "noisy"] == sizes["noisy"]
+    monkeypatch.setattr(metrics, "MAX_SHARES", 1)
+    bytes_of = dict(shares(catalog))
+    assert ("vectors in memory", "quiet") not in bytes_of and bytes_of["vectors in memory", "$others"] == own
     assert any(location.endswith("t7.lance") or "t7" in location for location in held), "the last one was let in"
 
 

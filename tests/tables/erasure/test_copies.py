@@ -15,6 +15,7 @@ from lance_namespace.errors import InvalidInputError
 from tests.tables.erasure.test_erasure import VALUE, add, erase, files_with, people, planted, request, root_of
 from tests.tables.served import Server, ask
 
+import tiltyard
 from tiltyard.catalog.tables import drop_table
 from tiltyard.cli import main
 from tiltyard.contracts.checked_rows import FOLDER, encode_reject
@@ -385,3 +386,18 @@ def test_backups_that_have_the_rows_are_listed_with_what_ends_them(catalog: Serv
     again = erase(catalog)["backups"]
     assert [each["backups"] for each in again] == [points[1:]]
     catalog.services.close()
+
+
+def test_the_table_of_a_training_set_goes_with_its_snapshot(catalog: Server) -> None:
+    add(catalog, "people", people(0, 40))
+    lake = tiltyard.connect(root_of(catalog))
+    for name, source in (("kept", "people"), ("other", "others")):
+        if name == "other":
+            add(catalog, source, people(40, 80))
+        lake.training_set(name, source, splits={"train": 0.5, "val": 0.5}, by="user", seed=1)
+    assert lake.table("kept").exists()
+    report = erase(catalog, end_protected=True)
+    assert report["unresolved"] == [] and planted(catalog) == []
+    [figures] = report["tables"]
+    assert figures["snapshots_ended"] == figures["training_sets_dropped"] == ["kept"]
+    assert not lake.table("kept").exists() and [each.name for each in lake.training_sets()] == ["other"]

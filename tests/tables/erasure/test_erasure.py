@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lance
+import msgspec
 import pyarrow as pa
 import pytest
 from lance_namespace.errors import (
@@ -38,6 +39,7 @@ from tiltyard.tables.versions import clone
 from tiltyard.tables.versions.branches import create_table_branch
 from tiltyard.tables.versions.snapshots import create_snapshot
 from tiltyard.tables.versions.tags import create_table_tag
+from tiltyard.tables.views.materialized_views import create_materialized_view
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -266,15 +268,27 @@ def test_on_an_object_store_an_erased_value_is_nowhere_either(tmp_path: Path) ->
             dataset.create_scalar_index("mail", "BTREE")
             store.insert_table(("people",), location, {}, managed=True)
             create_table_branch(server.ctx, ask(models.CreateTableBranchRequest, id="people", name="try"))
-            files = storage.files(location)
+            create_table_tag(server.ctx, ask(models.CreateTableTagRequest, id="people", tag="release", version=1))
+            views = {"view": "concat('of ', mail) AS mail", "renamed": "user AS person, mail AS address"}
+            for name, query in views.items():
+                wish = {"kind": "select", "source_query": f"SELECT {query} FROM people", "output_schema": ""}
+                fields = {"id": [name], **wish, "with_no_data": False}
+                create_materialized_view(server.ctx, msgspec.convert(fields, models.CreateMaterializedViewRequest))
+            assert server.run_jobs() == ["Succeeded", "Succeeded"]
+            files = storage.files(root)
 
             def holding() -> list[str]:
-                paths = [entry.path for entry in files.walk(location)]
-                return [path for path in paths if VALUE.encode() in files.read(f"{location}/{path}")]
+                paths = [entry.path for entry in files.walk(root)]
+                return [path for path in paths if VALUE.encode() in files.read(f"{root}/{path}")]
 
-            assert holding()
-            report = erase(server)
+            assert {path.partition("-")[0] for path in holding()} == {"people", "view", "renamed"}
+            report = erase(server, supersede_tags=True)
             assert report["unresolved"] == [] and holding() == []
+            assert {each["name"]: each["kind"] for each in report["tables"]} == {
+                "people": "table", "renamed": "derived", "view": "view"
+            }  # fmt: skip
+            release = lance.dataset(location, version="release", storage_options=objects.options)
+            assert release.count_rows() == 19
             left = lance.dataset(location, storage_options=objects.options)
             assert left.count_rows() == 39 == left.checkout_version(("try", None)).count_rows()
         finally:

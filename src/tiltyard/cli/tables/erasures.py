@@ -56,6 +56,7 @@ def erase() -> None:
     "--values-of", default="", metavar="COLUMN,…", help="Columns whose values in these rows all files are searched for."
 )
 @click.option("--end-protected", is_flag=True, help="End tags and snapshots of versions that have the rows, too.")
+@click.option("--supersede-tags", is_flag=True, help="Move such tags to branches with what is left of their versions.")
 @click.option("--reference", default="", help="What the report says of why: the number of a request.")
 @click.option("--no-wait", is_flag=True, help="Only queue it: a server's worker does it.")
 @timeout_option
@@ -68,6 +69,7 @@ def rows(
     where: str,
     values_of: str,
     end_protected: bool,
+    supersede_tags: bool,
     reference: str,
     no_wait: bool,
     timeout: float | None,
@@ -77,7 +79,8 @@ def rows(
     """Erase the rows that --where selects, for good: no version before comes back, and no undrop.
 
     It asks first, with the number of rows. Old versions that have the rows end; tags and snapshots of such versions are
-    named and nothing is changed, unless --end-protected says that they end, too. A legal hold is never passed over. It
+    named and nothing is changed, unless --end-protected says that they end, too, or --supersede-tags that tags move to
+    branches with what is left of their versions. A legal hold is never passed over. It
     ends with status 0 if the report says complete, else with 1.
 
     \b
@@ -100,6 +103,7 @@ def rows(
         predicate=where,
         values_of=columns or None,
         end_protected=end_protected or None,
+        supersede_tags=supersede_tags or None,
         reference=reference or None,
     )["erasure_id"]
     if no_wait:

@@ -156,6 +156,7 @@ class TableWriter(TableReader):
         *,
         values_of: Names = (),
         end_protected: bool = False,
+        supersede_tags: bool = False,
         reference: str = "",
         wait: bool = True,
     ) -> Run:
@@ -163,7 +164,8 @@ class TableWriter(TableReader):
 
         A worker of the server does it; `lake.erasure(run.id).report()` has what was done. All files are searched for
         the values that these rows have in `values_of`. Tags and snapshots of versions with such rows are named and
-        nothing is changed, unless they end, too (`end_protected`). Raises InvalidInputError, PermissionDeniedError,
+        nothing is changed, unless they end, too (`end_protected`), or such tags move to branches with what their
+        versions have without the rows (`supersede_tags`). Raises InvalidInputError, PermissionDeniedError,
         TableNotFoundError.
         """
         self._check_change("erase")
@@ -173,6 +175,7 @@ class TableWriter(TableReader):
             predicate=where,
             values_of=list_names(values_of, "values_of") or None,
             end_protected=end_protected or None,
+            supersede_tags=supersede_tags or None,
             reference=reference or None,
         )
         run = ServerRun(self._lake.calls, "erase", queued["erasure_id"])

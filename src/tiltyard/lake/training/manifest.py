@@ -12,14 +12,13 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, InvalidTableStateError
 
 from tiltyard.lake.training.selection import Selection, digest_files
+from tiltyard.model.training_sets import METADATA
 
 if TYPE_CHECKING:
     import lance
 
     from tiltyard.lake.training.definition import Definition
 
-METADATA = b"tiltyard.training_set"
-"""The metadata of a schema that has a set's manifest."""
 FORMAT = 1
 """The form of the manifest, and how rows are assigned: another number is another way to do so."""
 MAX_MANIFEST_BYTES = 1 << 20

@@ -1394,6 +1394,7 @@ class EraseFromTableRequest(ObjectRequest, kw_only=True, forbid_unknown_fields=T
     predicate: str
     values_of: list[str] | None = None
     end_protected: bool | None = None
+    supersede_tags: bool | None = None
     reference: str | None = None
 
 

@@ -26,7 +26,7 @@ from tiltyard.store.repository import display_path
 from tiltyard.store.tables.erasures import ERASE
 from tiltyard.store.tables.upkeep import UPKEEP
 from tiltyard.tables.erasure.byte_search import patterns_of
-from tiltyard.tables.erasure.old_versions import end_versions
+from tiltyard.tables.erasure.old_versions import end_versions, keep_tagged_rows
 from tiltyard.tables.erasure.parked_rows import erase_parked_rows
 from tiltyard.tables.erasure.plan import Plan, add_new
 from tiltyard.tables.erasure.rebuilt_views import rebuild_view
@@ -90,11 +90,33 @@ def _erase(ctx: Context, running: Job, erasure: Erasure) -> Mapping[str, str]:
         raise TableNotFoundError("The table was dropped meanwhile: undrop it, or let it be deleted.") from None
     scope = find_scope(ctx, table, erasure.path, plan.predicate)
     if plan.values is None:
-        refuse_protected(ctx, scope, end_protected=plan.end_protected)
+        refuse_protected(ctx, scope, end_protected=plan.end_protected, supersede_tags=plan.supersede_tags)
         _read_values(ctx, running, scope, plan)
     refuse_held(ctx, scope)
     for removed in scope.dropped:
         _delete_dropped(ctx, running, removed, plan)
+    _erase_from_tables(ctx, running, erasure, table, scope, plan)
+    for each in scope.tables:
+        running.progress(stage="garbage")
+        try_collect(ctx, each, CollectOptions())
+        ctx.storage.datasets.evict(each.location)
+    examination = Examination(ctx, erasure, plan, find_scope(ctx, table, erasure.path, plan.predicate))
+    examination.examine(running)
+    ended_at = ctx.clock()
+    outcome, report, signature = make_report(ctx, erasure, plan, examination, ended_at)
+    ctx.store.end_erasure(erasure.id, outcome, report, signature, ended_at)
+    ctx.store.purge_deleted()  # the plan, which had the values
+    return {"outcome": outcome, "progress": "1.0"}
+
+
+def _erase_from_tables(
+    ctx: Context, running: Job, erasure: Erasure, table: TableRecord, scope: Scope, plan: Plan
+) -> None:
+    """Erase from all tables of a scope, then compute its views anew."""
+    for each in scope.tables if plan.supersede_tags else ():
+        if each.id in scope.conditions:
+            running.progress(stage="tags")
+            keep_tagged_rows(ctx, running, each, scope.conditions[each.id], plan)
     for number in range(MAX_PASSES):
         scope = find_scope(ctx, table, erasure.path, plan.predicate) if number else scope
         conditions = [(each, scope.conditions[each.id]) for each in scope.tables if each.id in scope.conditions]
@@ -107,17 +129,9 @@ def _erase(ctx: Context, running: Job, erasure: Erasure) -> Mapping[str, str]:
         if each.id not in scope.conditions:
             _wait_for_other_work(ctx, running, each)
             _rebuild_view(ctx, running, each, scope, plan)
-    for each in scope.tables:
-        running.progress(stage="garbage")
-        try_collect(ctx, each, CollectOptions())
-        ctx.storage.datasets.evict(each.location)
-    examination = Examination(ctx, erasure, plan, find_scope(ctx, table, erasure.path, plan.predicate))
-    examination.examine(running)
-    ended_at = ctx.clock()
-    outcome, report, signature = make_report(ctx, erasure, plan, examination, ended_at)
-    ctx.store.end_erasure(erasure.id, outcome, report, signature, ended_at)
-    ctx.store.purge_deleted()  # the plan, which had the values
-    return {"outcome": outcome, "progress": "1.0"}
+    for removed in find_scope(ctx, table, erasure.path, plan.predicate).dropped if plan.training_sets else ():
+        if removed.id in plan.training_sets:
+            _delete_dropped(ctx, running, removed, plan)
 
 
 def _read_values(ctx: Context, running: Job, scope: Scope, plan: Plan) -> None:

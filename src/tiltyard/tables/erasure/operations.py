@@ -47,7 +47,8 @@ def erase_from_table(ctx: Context, request: models.EraseFromTableRequest) -> mod
     clones, from what lineage says was made of them, and from dropped tables. DescribeErasure returns its report.
 
     `values_of` are columns whose values in these rows are searched for in all files in the end. With `end_protected`,
-    tags and snapshots of versions that have the rows end, too; without, they are named and nothing is changed.
+    tags and snapshots of versions that have the rows end, too; with `supersede_tags` such tags move to branches with
+    what their versions have without the rows; without, they are named and nothing is changed.
     Raises NamespaceNotFoundError, TableNotFoundError, TableColumnNotFoundError, InvalidInputError,
     InvalidTableStateError, PermissionDeniedError (a legal hold), UnsupportedOperationError (below a mount),
     RunKeyTakenError (an erasure of this table is not finished).
@@ -67,8 +68,9 @@ def erase_from_table(ctx: Context, request: models.EraseFromTableRequest) -> mod
         table.dataset.count_rows(predicate)
     scope = find_scope(ctx, table.record, path, predicate)
     check_rights(ctx, scope)
-    refuse_protected(ctx, scope, end_protected=bool(request.end_protected))
-    plan = Plan(predicate, columns, bool(request.end_protected)).to_json()
+    end_protected, supersede_tags = bool(request.end_protected), bool(request.supersede_tags)
+    refuse_protected(ctx, scope, end_protected=end_protected, supersede_tags=supersede_tags)
+    plan = Plan(predicate, columns, end_protected, supersede_tags).to_json()
     record, principal, submitter = table.record, ctx.principal.name, submitter_payload(ctx, PRIVILEGES)
 
     def work(catalog: UnitOfWork) -> models.EraseFromTableResponse:

@@ -25,6 +25,8 @@ class TableFigures(msgspec.Struct):
     bytes_removed: int = 0
     tags_ended: list[str] = []
     snapshots_ended: list[str] = []
+    training_sets_dropped: list[str] = []
+    tags_superseded: list[str] = []
     indexes_rebuilt: list[str] = []
 
 
@@ -35,17 +37,22 @@ class Plan(msgspec.Struct):
     for each branch of a table, the version from which on no file of its rows has one that matches, `rebuilt` the one
     that each index was built on since. `unbuilt` has the fields of `IndexSpec` of indexes that were dropped, to be
     built again. `refreshes` has the jobs that compute views anew, by the tables' ids, and `failures` why some were not.
+    `superseded` has the branch, for each tag of a table, to which that moves, `training_sets` the ids
+    of their tables that were dropped with their snapshots.
     """
 
     predicate: str
     values_of: list[str]
     end_protected: bool
+    supersede_tags: bool = False
     values: list[str | int] | None = None
     rewritten: dict[str, int] = {}
     rebuilt: dict[str, int] = {}
     unbuilt: dict[str, list[dict[str, Any]]] = {}
     refreshes: dict[str, str] = {}
     failures: dict[str, str] = {}
+    superseded: dict[str, str] = {}
+    training_sets: list[int] = []
     tables: dict[str, TableFigures] = {}
     dropped: list[str] = []
 

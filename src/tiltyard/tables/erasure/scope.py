@@ -198,12 +198,12 @@ def find_references(
     table: TableRecord,
     predicate: str | None,
     branches: Mapping[Branch, lance.LanceDataset],
-    first_clean: int | None = None,
+    first_clean: Mapping[Branch, int] | None = None,
 ) -> list[Reference]:
     """Return the tags of versions that have the rows, or follow one that has.
 
     An index of a later version may have values of rows that are in its data no more. Of a view without a condition, any
-    version of main may have the rows, up to the one that was computed anew (`first_clean`).
+    version of main may have the rows. Those from `first_clean` on have none, by branch.
     """
     if MAIN not in branches:
         return []
@@ -216,8 +216,10 @@ def find_references(
         if branch not in branches:
             continue
         version = int(tag["version"])
+        if first_clean is not None and version >= first_clean.get(branch, version + 1):
+            continue
         if predicate is None:
-            has_any = branch.is_main and (first_clean is None or version < first_clean)
+            has_any = branch.is_main
         else:
             if branch not in firsts:
                 firsts[branch] = _first_with_rows(ctx, table, branch, branches, predicate)
@@ -286,12 +288,12 @@ def refuse_held(ctx: Context, scope: Scope) -> None:
         ctx.store.refuse_under_hold(number, what)
 
 
-def refuse_protected(ctx: Context, scope: Scope, *, end_protected: bool) -> None:
+def refuse_protected(ctx: Context, scope: Scope, *, end_protected: bool, supersede_tags: bool) -> None:
     """Check that nothing of the scope keeps rows which match. Nothing is changed.
 
-    Raises PermissionDeniedError (a legal hold), InvalidInputError (tags and snapshots, unless they are to be ended; a
-    branch or a clone on which the condition cannot be computed), and with `end_protected` as DropSnapshot does for its
-    tables.
+    Raises PermissionDeniedError (a legal hold), InvalidInputError (tags and snapshots, unless they are to be ended, or
+    tags to be superseded; a branch or a clone on which the condition cannot be computed), and with `end_protected` as
+    DropSnapshot does for its tables.
     """
     refuse_held(ctx, scope)
     for removed in scope.dropped:
@@ -309,13 +311,16 @@ def refuse_protected(ctx: Context, scope: Scope, *, end_protected: bool) -> None
                 _check_condition(ctx, table, branch, dataset, predicate)
         for reference in find_references(ctx, table, predicate, branches):
             kind = "snapshot" if reference.is_snapshot else "tag"
+            if kind == "tag" and supersede_tags and predicate is not None:
+                continue
             names.append(f"the {kind} '{reference.tag}' of {name_of(ctx, table.id)} (version {reference.version})")
             if reference.is_snapshot and end_protected and not ctx.is_unchecked:
                 _check_snapshot_rights(ctx, reference.tag)
     if names and not end_protected:
         raise InvalidInputError(
             f"These versions have the rows, or had them before, and are kept: {'; '.join(names)}. Nothing was changed. "
-            "Delete them first, or say that they end, too (end_protected, --end-protected)."
+            "Delete them first, or say that they end, too (end_protected, --end-protected), or that tags move to what "
+            "is left of their versions (supersede_tags, --supersede-tags)."
         )
 
 

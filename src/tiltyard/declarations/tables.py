@@ -367,4 +367,5 @@ def _set_properties(target: Target, table: list[str], properties: Mapping[str, s
 
 def _set_contract(target: Target, table: list[str], contract: TableContract) -> None:
     fields: dict[str, Any] = {"checks": contract.checks, "on_failure": contract.on_failure, "clients": contract.clients}
-    target.calls.call("SetTableContract", id=table, **fields)
+    # tables that its foreign keys refer to may come after this one
+    target.calls.call("SetTableContract", id=table, allow_missing_references=True, **fields)

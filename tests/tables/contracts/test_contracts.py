@@ -301,7 +301,12 @@ def test_a_foreign_key_to_what_is_not_there_fails_its_own_check_alone(table: Ser
     checks = ("foreign_key(kind, kinds.nothing)", "foreign_key(kind, gone.name)", "foreign_key(kind, gone.too.name)")
     table.declare("kinds", managed=True)
     insert(table, body(pa.table({"name": ["a"]})), name="kinds")
-    set_contract(table, "not_null(id)", *(f"test: {check}" for check in checks))
+    texts = ["not_null(id)", *(f"test: {check}" for check in checks)]
+    for check in checks:
+        missing = r"column of 'kinds\.nothing'" if "kinds" in check else "table of 'gone"
+        with pytest.raises(InvalidInputError, match=rf"there is no {missing}.*\(allow_missing_references\)"):
+            set_contract(table, "not_null(id)", f"test: {check}")
+    set_contract(table, *texts, allow_missing_references=True)
     assert [result.found for result in run(table).results] == [
         None,
         "there is no column 'kinds.nothing'",

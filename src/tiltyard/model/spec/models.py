@@ -2748,6 +2748,7 @@ class SetTableContractRequest(ObjectRequest, kw_only=True, forbid_unknown_fields
     checks: list[str]
     on_failure: str | None = None
     clients: str | None = None
+    allow_missing_references: bool | None = None
 
 
 class SetTableContractResponse(Response, kw_only=True):

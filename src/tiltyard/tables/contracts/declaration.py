@@ -9,7 +9,13 @@ from uuid import uuid4
 
 import msgspec
 import pyarrow as pa
-from lance_namespace.errors import ConcurrentModificationError, InvalidInputError
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InvalidInputError,
+    NamespaceNotFoundError,
+    PermissionDeniedError,
+    TableNotFoundError,
+)
 
 from tiltyard.access.needs import on_table
 from tiltyard.contracts.contract import PROPERTY, Clients, Contract, Level, declare
@@ -22,6 +28,7 @@ from tiltyard.model.refusals import RefusedError
 from tiltyard.model.spec import models
 from tiltyard.model.views.plain_views import PlainView
 from tiltyard.tables.contracts.enforcement import ContractError, check_count, check_fragments
+from tiltyard.tables.contracts.testing import open_referenced
 from tiltyard.tables.lance_sql.expressions import check_condition
 from tiltyard.tables.opening import check_records_versions, find_table, open_for_reading
 from tiltyard.tables.rows.conflict_retry import ConflictRetry
@@ -45,7 +52,8 @@ def set_table_contract(ctx: Context, request: models.SetTableContractRequest) ->
     """Declare the contract of a table, in place of an earlier one: from now on no commit brings rows that break it.
 
     All rows of all branches are checked first by what does not only warn; those of a view are not, which tests alone
-    check. Raises InvalidInputError (texts that are no checks, columns that are not there, what no commit can hold),
+    check. With `allow_missing_references`, tables of foreign keys may be made later. Raises InvalidInputError (texts
+    that are no checks, columns that are not there, also of foreign keys, what no commit can hold),
     ContractError (rows that fail), UnsupportedOperationError (a table whose commits do not all go through the server),
     ConcurrentModificationError (it is written faster than its rows can be checked).
     """
@@ -64,6 +72,8 @@ def set_table_contract(ctx: Context, request: models.SetTableContractRequest) ->
             contract = declare_for(opened.dataset.schema, is_view=False)
             _check_dictionaries(opened.dataset, contract)
             checked = check_branches(ctx, opened, contract.columns, partial(_check_rows, ctx, table, contract))
+        if not request.allow_missing_references:
+            _check_references(ctx, contract)
         try:
             ctx.store.set_contract(table, contract.to_json(), {PROPERTY: contract.to_property()}, checked)
             break
@@ -86,6 +96,28 @@ def _declare(
     if blobs := [name for name in contract.columns if has_blobs([schema.field(name)])]:
         raise InvalidInputError(f"The column '{blobs[0]}' has blobs, which no check reads.")
     return contract
+
+
+def _check_references(ctx: Context, contract: Contract) -> None:
+    """Raise InvalidInputError for a foreign key to a table or a column that is not there, as the caller sees it."""
+    for each in contract.parsed():
+        if each.check.kind != "foreign_key":
+            continue
+        reference = each.check.arguments[1]
+        try:
+            other, column = open_referenced(ctx, reference)
+            missing = None if column in other.schema.names else "column"
+        except (NamespaceNotFoundError, TableNotFoundError):
+            missing = "table"
+        except PermissionDeniedError:
+            continue  # who tests the table by it has to be able to read the other one
+        except RefusedError as error:
+            raise InvalidInputError(str(error)) from error
+        if missing:
+            raise InvalidInputError(
+                f"{each.text}: there is no {missing} of '{reference}'. Make it first, or say that it comes later "
+                "(allow_missing_references)."
+            )
 
 
 def _check_condition(text: str) -> None:

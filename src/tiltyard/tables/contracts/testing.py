@@ -214,7 +214,7 @@ def _find_missing(ctx: Context, column: str, reference: str, rows: TestedRows) -
     Raises RefusedError, PermissionDeniedError.
     """
     try:
-        other, name = _open_referenced(ctx, reference)
+        other, name = open_referenced(ctx, reference)
     except (NamespaceNotFoundError, TableNotFoundError):
         return f"there is no table of '{reference}'"
     if name not in other.schema.names:
@@ -238,7 +238,7 @@ def _distinct(ctx: Context, column: str, rows: TestedRows) -> pa.Array:
     return values
 
 
-def _open_referenced(ctx: Context, reference: str) -> tuple[TestedRows, str]:
+def open_referenced(ctx: Context, reference: str) -> tuple[TestedRows, str]:
     """Return the rows of the table that a foreign key refers to, for the caller, and its column."""
     try:
         *path, column = parse_typed_id(reference)

@@ -27,6 +27,7 @@ from tests.services.secured import Secured, secured_server
 from tests.services.wire import stream
 from tiltyard.cli import main
 from tiltyard.model.lineage import RUN_PROPERTY
+from tiltyard.model.principals import EVERYBODY
 from tiltyard.store.access.quotas import RequestsUsedUpError
 from tiltyard.tables.versions.records import MANAGED
 
@@ -248,9 +249,17 @@ def test_rows_of_a_job_count_for_who_has_asked_for_it(home: Catalog) -> None:
     settle(home)
     rows = {each["principal"]: each["rows_written"] for each in listed(home.owner, "ListUsage", "days")}
     assert {name: rows[name] for name in ("ann", "bob")} == {"ann": NUMBER, "bob": NUMBER}
+    home.owner.call("DeclareTable", {"id": ["s", "made"]})
+    location = home.owner.call("DescribeTable", {"id": ["s", "made"]}).location
+    made = lance.write_dataset(ROWS, location, transaction_properties={RUN_PROPERTY: job})
+    record = home.store.describe_table(("s", "made"))
+    home.owner._services.quotas.note_version(record.id, "", made.version, EVERYBODY)  # as its driver's commit does
+    settle(home)
+    stored = {each["principal"]: each["tables"] for each in listed(home.owner, "ListUsage", "stored")}
+    assert stored["ann"] == 1, "what a job makes is of who has asked for it"
     limit(home, "rows_per_day", principal="ann", hard=NUMBER)
     error = error_of(ann, "SubmitJob", name="ingest", table=["s", "t"], arguments={"table": "s$t", "sources": ["x"]})
-    assert isinstance(error, PermissionDeniedError) and "2 of 2 rows of today" in str(error)
+    assert isinstance(error, PermissionDeniedError) and "4 of 2 rows of today" in str(error)
     ann.call("SubmitJob", {"name": "optimize", "table": ["s", "t"]})  # it writes no rows
 
 

@@ -22,10 +22,11 @@ import msgspec
 from lance_namespace.errors import LanceNamespaceError, TransactionNotFoundError
 
 from tiltyard.access.protections import named_paths
+from tiltyard.model.branches import MAIN
 from tiltyard.model.principals import Principal
 from tiltyard.model.quotas import DAY_SECONDS, MINUTE_SECONDS, ROWS_AND_FILES, Resource, window_start
 from tiltyard.runtime.batcher import WorkQueue
-from tiltyard.store.access.quotas import QuotaUse, quota_error
+from tiltyard.store.access.quotas import QuotaUse, UsedTables, quota_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
@@ -47,6 +48,8 @@ _WINDOWS = {
 """For how long something is counted, and how often a soft limit is warned of."""
 
 _OF_REQUESTS = (Resource.REQUESTS_PER_DAY, Resource.REQUESTS_PER_MINUTE)
+
+FIRST_VERSION = MAIN.key, 1
 
 Version = tuple[int, str, int]
 """The id of a table, the key of a branch, and the number of a version."""
@@ -236,10 +239,10 @@ class QuotaChecks(WorkQueue):
                 timer.cancel()
             if lost:
                 log.warning("%d requests and versions were too many at once to be counted", lost)
-            rows, sizes = self._read_versions(versions)
-            if requests or rows or sizes:
+            used = self._read_versions(versions)
+            if requests or versions:
                 by_minute = any(each.use.quota.resource == Resource.REQUESTS_PER_MINUTE for each in self._live)
-                self._store.add_usage(requests, rows, sizes, by_minute=by_minute)
+                self._store.add_usage(requests, used, by_minute=by_minute)
             self._read()
 
     def _flush_noted(self) -> None:
@@ -256,12 +259,12 @@ class QuotaChecks(WorkQueue):
         with self._flushing:  # one under way ends first
             pass
 
-    def _read_versions(self, versions: Mapping[Version, Whose]) -> tuple[Counter[tuple[str, int]], dict[int, int]]:
-        """Return the rows that versions bring by principal and table, and the bytes of their tables."""
+    def _read_versions(self, versions: Mapping[Version, Whose]) -> UsedTables:
+        """Return what versions bring, and the tables that they are of."""
         by_table: dict[int, dict[tuple[str, int], Whose]] = {}
         for (table_id, branch, version), whose in versions.items():
             by_table.setdefault(table_id, {})[branch, version] = whose
-        rows, sizes = Counter[tuple[str, int]](), dict[int, int]()
+        used = UsedTables(Counter(), {}, {})
         for table_id, committed in by_table.items():
             unread = [key for key, whose in committed.items() if isinstance(whose, Principal)]
             try:
@@ -270,20 +273,24 @@ class QuotaChecks(WorkQueue):
                 log.debug("the versions of table %s are not read: %s", table_id, error)
                 written = WrittenRows({}, None)
             for key, whose in committed.items():
-                each = self._by_principal(whose, *written.rows.get(key, (0, "")))
-                rows.update({(name, table_id): number for name, number in each.items() if number})
+                rows, job_id = written.rows.get(key, (0, ""))
+                requester = self._requester(job_id) if isinstance(whose, Principal) and whose.administrator else ""
+                if requester and key == FIRST_VERSION:
+                    used.creators[table_id] = requester
+                each = {requester or whose.name: rows} if isinstance(whose, Principal) else whose
+                used.rows.update({(name, table_id): number for name, number in each.items() if number})
             if written.bytes is not None:
-                sizes[table_id] = written.bytes
-        return rows, sizes
+                used.sizes[table_id] = written.bytes
+        return used
 
-    def _by_principal(self, whose: Whose, rows: int, job_id: str) -> Mapping[str, int]:
-        if not isinstance(whose, Principal):
-            return whose
-        name = whose.name
-        if job_id and whose.administrator:  # another one could name a job that is none of his
-            with suppress(TransactionNotFoundError):
-                name = self._store.describe_transaction(job_id).requested_by or name
-        return {name: rows}
+    def _requester(self, job_id: str) -> str:
+        """Return who has asked for a job, "" for the servers themselves.
+
+        Only what administrators commit is asked about: others could name a job that is none of theirs.
+        """
+        with suppress(TransactionNotFoundError):
+            return (self._store.describe_transaction(job_id).requested_by if job_id else None) or ""
+        return ""
 
     # What all servers have used
 

@@ -8,6 +8,7 @@ kept to the last table. What else is used is added up by servers, each for itsel
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -81,6 +82,14 @@ class StoredUsage(Record, frozen=True):
     bytes: int
 
 
+class UsedTables(msgspec.Struct, frozen=True):
+    """What was written: rows by principal and table, bytes of tables, and for whom jobs have made some."""
+
+    rows: Counter[tuple[str, int]]
+    sizes: dict[int, int]
+    creators: dict[int, str]
+
+
 SET = f"""
     INSERT INTO quotas ({Quota.COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (principal, namespace_id, resource) DO UPDATE SET soft = excluded.soft, hard = excluded.hard,
@@ -135,6 +144,7 @@ FORGET_USAGE = "DELETE FROM usage_counts WHERE seconds = ? AND started_at < ?"
 NOTE_CREATOR = """
     INSERT INTO table_usage (table_id, created_by, bytes, measured_at) VALUES (?, ?, 0, 0) ON CONFLICT DO NOTHING
 """
+CORRECT_CREATOR = "UPDATE table_usage SET created_by = ? WHERE table_id = ?"
 CREATORS = """
     SELECT COALESCE(created_by, ''), count(*) FROM removed_tables LEFT JOIN table_usage ON table_id = removed_tables.id
     WHERE {which} GROUP BY COALESCE(created_by, '') ORDER BY 1
@@ -297,14 +307,13 @@ class Quotas(Repository):
     def add_usage(
         self,
         requests: Mapping[tuple[str, Path | None], int],
-        rows: Mapping[tuple[str, int], int],
-        sizes: Mapping[int, int],
+        used: UsedTables,
         *,
         by_minute: bool,
     ) -> None:
-        """Add what was used: requests by principal and path of a namespace or None, rows by principal and table.
+        """Add what was used: requests by principal and path of a namespace, or None, and what was written.
 
-        `sizes` are the bytes of tables by their ids; `by_minute` counts requests of this minute, too.
+        `by_minute` counts requests of this minute, too.
         """
         now = self._clock()
         counts: dict[tuple[str, int], list[int]] = {}
@@ -313,7 +322,7 @@ class Quotas(Repository):
             if path not in places:
                 places[path] = self._nearest_namespace(path)
             counts.setdefault((principal, places[path]), [0, 0])[0] += number
-        for (principal, table_id), number in rows.items():
+        for (principal, table_id), number in used.rows.items():
             row = self.connection.row(NAMESPACE_OF_TABLE, table_id)
             counts.setdefault((principal, 0 if row is None else row[0]), [0, 0])[1] += number
         units = (DAY_SECONDS, MINUTE_SECONDS) if by_minute else (DAY_SECONDS,)
@@ -321,7 +330,8 @@ class Quotas(Repository):
             ADD_USAGE,
             [(unit, window_start(now, unit), *key, *numbers) for unit in units for key, numbers in counts.items()],
         )
-        self.connection.change_many(NOTE_BYTES, [(table_id, size, now) for table_id, size in sizes.items()])
+        self.connection.change_many(NOTE_BYTES, [(table_id, size, now) for table_id, size in used.sizes.items()])
+        self.connection.change_many(CORRECT_CREATOR, [(name, number) for number, name in used.creators.items()])
         self.connection.change(FORGET_USAGE, MINUTE_SECONDS, now - 5 * MINUTE_SECONDS * 1000)
         self.connection.change(FORGET_USAGE, DAY_SECONDS, now - KEPT_DAYS * DAY_SECONDS * 1000)
 

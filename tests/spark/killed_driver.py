@@ -13,7 +13,8 @@ from tests.spark.conftest import CONF
 from tiltyard.calls.caller import Caller
 from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.driver.catalog_run import CatalogRun, QueuedJob, claim_job, drive_job, new_owner
-from tiltyard.pipeline.indexes import segments, training
+from tiltyard.pipeline.indexes import growth, segments, training
+from tiltyard.pipeline.optimize import job as optimizing
 from tiltyard.pipeline.session import spark_session
 from tiltyard.pipeline.views import planning
 
@@ -40,7 +41,8 @@ class DyingRun(CatalogRun):
 def main(url: str, job_id: str, prefix: str, count: int, slots: int) -> None:
     """Drive the job until death."""
     segments.ROWS_PER_SEGMENT, planning.ROWS_PER_PART = ROWS_PER_SEGMENT, ROWS_PER_PART
-    training.MIN_SAMPLE_BYTES = 1
+    training.MIN_SAMPLE_BYTES = growth.MIN_NEW_ROWS = 1
+    optimizing.MAX_DRIVER_ROWS = 0
     catalog, owner = connection(url), new_owner()
     job = claim_job(catalog.caller(), job_id, owner, LEASE_MS)
     run = DyingRun(catalog.caller(), job, owner, prefix, count)

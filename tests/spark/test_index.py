@@ -197,14 +197,14 @@ def test_index_beside_another_writer_is_whole(
         "compact": lambda dataset: dataset.optimize.compact_files(),
     }
     writes = iter([writers[writer]])
-    commit = indexing._commit_segments
+    commit = indexing.commit_segments
 
     def late(*arguments: Any) -> bool:
         for write in writes:
             write(target.dataset())
         return commit(*arguments)
 
-    monkeypatch.setattr(indexing, "_commit_segments", late)
+    monkeypatch.setattr(indexing, "commit_segments", late)
     index(LocalRun(), catalog, spark, name, "id", "BTREE")
     for number, expected in ((5, writer != "delete"), (700, True), (5005, writer == "append")):
         assert target.dataset().count_rows(f"id = {number}") == int(expected)

@@ -138,7 +138,7 @@ def test_index_beside_a_compaction_builds_only_what_was_replaced(
     spark: SparkSession, catalog: CatalogConnection, target: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments, "ROWS_PER_SEGMENT", ROWS_PER_SEGMENT)
-    commit = indexing._commit_segments
+    commit = indexing.commit_segments
     compactions = iter([None])
 
     def late(*arguments: Any) -> bool:
@@ -148,7 +148,7 @@ def test_index_beside_a_compaction_builds_only_what_was_replaced(
             Compaction.commit(dataset, [plan.tasks[0].execute(dataset)])
         return commit(*arguments)
 
-    monkeypatch.setattr(indexing, "_commit_segments", late)
+    monkeypatch.setattr(indexing, "commit_segments", late)
     run = LocalRun()
     figures = index(run, catalog, spark, target.path[0], **VECTORS)
     assert (figures["rows"], figures["segments"]) == (ROWS, 1)

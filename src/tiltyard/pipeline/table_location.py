@@ -118,6 +118,11 @@ class TableLocation:
             return {}
         return {"namespace_client": self.connection.client(), "table_id": list(self.table)}
 
+    @property
+    def is_published(self) -> bool:
+        """Return whether the versions that tasks open are among the table's own, so that they can be cloned."""
+        return True
+
     def open(self, version: int | None, branch: str | None = None, block_size: int | None = None) -> lance.LanceDataset:
         """Open the table at a version (None: the newest) of a branch, to read it or to write fragments.
 

@@ -9,7 +9,7 @@ are built again, and no others.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import uuid4
@@ -32,7 +32,9 @@ from tiltyard.pipeline.indexes.segments import (
     IndexCheckpoint,
     build_segments,
     commit_empty_index,
+    commit_segments,
     create_whole_index,
+    try_commit,
 )
 from tiltyard.pipeline.indexes.tasks import IndexSpec, block_size
 from tiltyard.pipeline.jobs import job
@@ -98,7 +100,7 @@ def index(
         segments = build_segments(run, spark, location, dataset, branch, spec, checkpoint)
         run.save_checkpoint(_CHECKPOINT_KEY, json.dumps(sorted(str(segment.uuid) for segment in segments)))
         run.check()
-        if _commit_segments(dataset, spec, segments) and (figures := _find_built(run, dataset, spec)) is not None:
+        if commit_segments(dataset, spec, segments) and (figures := _find_built(run, dataset, spec)) is not None:
             checkpoint.delete_model(location)
             return figures
         dataset = target.dataset(branch=branch, block_size=block_size(spec.kind))
@@ -155,23 +157,7 @@ def _build_here(run: Run, dataset: lance.LanceDataset, spec: IndexSpec, build: B
     uuid = str(uuid4())
     run.save_checkpoint(_CHECKPOINT_KEY, json.dumps([uuid]))
     run.check()
-    return _try_commit(lambda: build(dataset, spec, uuid))
-
-
-def _commit_segments(dataset: lance.LanceDataset, spec: IndexSpec, segments: Sequence[Any]) -> bool:
-    """Commit the segments, and move the dataset to that version; False if fragments of theirs were replaced."""
-    return _try_commit(lambda: dataset.commit_existing_index_segments(spec.name, spec.column, list(segments)))
-
-
-def _try_commit(commit: Callable[[], object]) -> bool:
-    """Commit; False if that collides with another commit. Raises what Lance raises."""
-    try:
-        commit()
-    except (OSError, RuntimeError, ValueError) as error:
-        if "conflict" not in str(error).lower():
-            raise
-        return False
-    return True
+    return try_commit(lambda: build(dataset, spec, uuid))
 
 
 def _find_built(run: Run, dataset: lance.LanceDataset, spec: IndexSpec) -> Mapping[str, object] | None:

@@ -64,6 +64,11 @@ class IndexModel:
         delete_files([f"{location.uri}/{file}" for file in self.files], location.options)
 
 
+def quoted_path(path: str, schema: pa.Schema) -> str:
+    """Return a path in Lance's SQL; the name of a top-level column is quoted, for it may be a keyword."""
+    return f"`{path}`" if path in schema.names else path
+
+
 def write_columns(location: TableLocation, file: str, columns: Mapping[str, pa.Array]) -> None:
     """Write a file below the table's folder, durably. Raises OSError."""
     rows = pa.record_batch(list(columns.values()), list(columns))

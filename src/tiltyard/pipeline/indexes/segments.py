@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from tiltyard.pipeline.indexes.tasks import (
     BuildInput,
     BuildSegment,
     IndexSpec,
+    Merge,
     MergeSegments,
 )
 from tiltyard.pipeline.indexes.training import train_model
@@ -57,6 +58,10 @@ ROWS_PER_MERGE = 256 << 20
 _UNMERGEABLE_TYPES = frozenset({"IVF_RQ"})
 """Each segment has a random rotation of its own, and cannot be merged with another."""
 
+_RANGED_TYPES = frozenset({"IVF_SQ", "IVF_HNSW_SQ"})
+"""Each segment has a range of values of its own, and pylance 14 merges them as if it were one: only where that is
+measured."""
+
 _GRAPH_TYPES = frozenset({"IVF_HNSW_FLAT", "IVF_HNSW_SQ", "IVF_HNSW_PQ"})
 """A merge builds the graph anew, which takes as long as all segments took: one task builds as many rows as it may."""
 
@@ -69,12 +74,13 @@ def build_segments(
     branch: str | None,
     spec: IndexSpec,
     checkpoint: IndexCheckpoint | None = None,
+    only: frozenset[int] | None = None,
 ) -> list[Any]:
-    """Build all segments, and merge them; nothing is committed. Raises RefusedError.
+    """Build the segments of all fragments, or of some, and merge them; nothing is committed. Raises RefusedError.
 
     What the checkpoint holds is not built again, and what is built is added to it; its model stays.
     """
-    fragments = fragments_by_id(dataset)
+    fragments = {key: each for key, each in fragments_by_id(dataset).items() if only is None or key in only}
     rows = sum(fragment.num_rows for fragment in fragments.values())
     in_driver = spec.kind in LIGHT_TYPES and rows <= MAX_DRIVER_ROWS
     build_input = BuildInput(location, int(dataset.version), branch, spec, dataset if in_driver else None)
@@ -127,7 +133,8 @@ class _SegmentBuild:
 
     def merge(self, segments: Sequence[Any], model: IndexModel | None) -> list[Any]:
         """Merge the segments into as few as may be."""
-        if self.input.spec.kind in _UNMERGEABLE_TYPES:
+        kind = self.input.spec.kind
+        if kind in _UNMERGEABLE_TYPES or (kind in _RANGED_TYPES and not self.input.can_measure_recall):
             return list(segments)
         rows = {
             position: sum(self.fragments[number].num_rows for number in segment.fragment_ids)
@@ -135,26 +142,36 @@ class _SegmentBuild:
         }
         most_rows = ROWS_PER_SEGMENT if self.input.spec.kind in _GRAPH_TYPES else ROWS_PER_MERGE
         groups = [[segments[position] for position in group] for group in group_for_tasks(rows.items(), most_rows, 1)]
-        single = [group[0] for group in groups if len(group) == 1]
+        kept = [group[0] for group in groups if len(group) == 1]
         tasks = [MergeSegments(self.input, tuple(group)) for group in groups if len(group) > 1]
         merged = 0
         if tasks:
             self.run.progress(stage="merge", merged=merged, merged_total=len(tasks))
 
-        def handle_result(_: int, segment: Any) -> None:
+        def handle_result(_: int, merge: Merge) -> None:
             nonlocal merged
-            merged += 1
-            self._save(segment, model)
-            self.run.progress(merged=merged)
+            kept.extend(merge.segments)
+            if len(merge.segments) == 1:
+                merged += 1
+                self._save(merge.segments[0], model)
+            self.run.progress(merged=merged, **_recall_figures(merge))
 
-        return [
-            *single,
-            *run_tasks(self.spark, self.run, call_task, tasks, on_result=handle_result, name="index: merge"),
-        ]
+        run_tasks(self.spark, self.run, call_task, tasks, on_result=handle_result, name="index: merge")
+        return kept
 
     def _save(self, segment: Any, model: IndexModel | None) -> None:
         if self.checkpoint is not None:
             self.checkpoint.save_segment(segment, self.fragments, model)
+
+
+def _recall_figures(merge: Merge) -> dict[str, str]:
+    """Return the figures of a run that say what a merge did to the recall."""
+    if merge.recall_before is None or merge.recall_after is None:
+        return {}
+    recall = f"{merge.recall_after:.4f}, and {merge.recall_before:.4f} before"
+    if len(merge.segments) == 1:
+        return {"merge_recall": recall}
+    return {"merge_refused": f"recall {recall}: {len(merge.segments)} segments stay as they were"}
 
 
 def create_whole_index(dataset: lance.LanceDataset, spec: IndexSpec, uuid: str) -> None:
@@ -182,26 +199,51 @@ def commit_empty_index(dataset: lance.LanceDataset, spec: IndexSpec, uuid: str) 
     )
 
 
+def commit_segments(dataset: lance.LanceDataset, spec: IndexSpec, segments: Sequence[Any]) -> bool:
+    """Commit the segments, and move the dataset to that version; False if that collides with another commit.
+
+    Those of the index that cover none of their fragments stay. Raises what Lance raises.
+    """
+    return try_commit(lambda: dataset.commit_existing_index_segments(spec.name, spec.column, list(segments)))
+
+
+def try_commit(commit: Callable[[], object]) -> bool:
+    """Commit; False if that collides with another commit: of these fragments, or of segments with some of them."""
+    try:
+        commit()
+    except (OSError, RuntimeError, ValueError) as error:
+        if not any(word in str(error).lower() for word in ("conflict", "would orphan")):
+            raise
+        return False
+    return True
+
+
 _MODEL = "model"
 _SEGMENT = "segment-"
 
 
 @dataclass(frozen=True, slots=True)
 class IndexCheckpoint:
-    """What a run has built of a column's index. `fields` are the ids of the column's field and all fields inside it."""
+    """What a run has built of a column's index. `fields` are the ids of the column's field and all fields inside it.
+
+    `prefix` begins its keys, where a run builds several indexes.
+    """
 
     run: Run
     location: TableLocation
     fields: frozenset[int]
+    prefix: str = ""
 
     @classmethod
-    def of(cls, run: Run, location: TableLocation, dataset: lance.LanceDataset, column: str) -> IndexCheckpoint:
+    def of(
+        cls, run: Run, location: TableLocation, dataset: lance.LanceDataset, column: str, prefix: str = ""
+    ) -> IndexCheckpoint:
         """Return the checkpoint for a column of the table, by its path."""
-        return cls(run, location, path_ids(dataset, column))
+        return cls(run, location, path_ids(dataset, column), prefix)
 
     def load_model(self, location: TableLocation) -> IndexModel | None:
         """Return the trained model; None if there is none, its files are gone, or the column is another one now."""
-        entry = json.loads(self.run.checkpoints().get(_MODEL, "null"))
+        entry = json.loads(self.run.checkpoints().get(f"{self.prefix}{_MODEL}", "null"))
         if entry is None or frozenset(entry["fields"]) != self.fields:
             return None
         model = IndexModel(**entry["model"])
@@ -209,13 +251,14 @@ class IndexCheckpoint:
 
     def save_model(self, model: IndexModel) -> None:
         """Save the trained model."""
-        self.run.save_checkpoint(_MODEL, json.dumps({"model": asdict(model), "fields": sorted(self.fields)}))
+        entry = {"model": asdict(model), "fields": sorted(self.fields)}
+        self.run.save_checkpoint(f"{self.prefix}{_MODEL}", json.dumps(entry))
 
     def save_segment(self, segment: Index, fragments: Mapping[int, FragmentMetadata], model: IndexModel | None) -> None:
         """Save a segment with its model and the state of its fragments, of the version that it was planned on."""
         seen = {number: _fragment_state(fragments[number], self.fields) for number in segment.fragment_ids}
         entry = {"segment": _to_json(segment), "model": model and model.folder, "seen": seen}
-        self.run.save_checkpoint(f"{_SEGMENT}{segment.uuid}", json.dumps(entry))
+        self.run.save_checkpoint(f"{self.prefix}{_SEGMENT}{segment.uuid}", json.dumps(entry))
 
     def load_segments(
         self, dataset: lance.LanceDataset, fragments: Mapping[int, FragmentMetadata], model: IndexModel | None
@@ -226,7 +269,8 @@ class IndexCheckpoint:
         """
         segments: list[Index] = []
         covered: set[int] = set()
-        saved = [json.loads(text) for key, text in self.run.checkpoints().items() if key.startswith(_SEGMENT)]
+        prefix = f"{self.prefix}{_SEGMENT}"
+        saved = [json.loads(text) for key, text in self.run.checkpoints().items() if key.startswith(prefix)]
         entries = [entry for entry in saved if entry["model"] == (model and model.folder)]
         for entry in sorted(entries, key=lambda entry: len(entry["seen"]), reverse=True):
             states = {int(number): state for number, state in entry["seen"].items()}

@@ -34,6 +34,11 @@ class StagedTableLocation(TableLocation):
 
     staged: Mapping[str, Any]
 
+    @property
+    def is_published(self) -> bool:
+        """Return False: only the publication knows the version."""
+        return False
+
     def open(self, version: int | None, branch: str | None = None, block_size: int | None = None) -> lance.LanceDataset:
         """Open the table at that version; no other, and no branch."""
         assert branch is None

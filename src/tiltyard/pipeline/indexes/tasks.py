@@ -13,7 +13,8 @@ import pyarrow as pa
 from lance.indices import IndicesBuilder
 
 from tiltyard.model.refusals import RefusedError
-from tiltyard.pipeline.indexes.model_files import IndexModel
+from tiltyard.pipeline.indexes.model_files import IndexModel, quoted_path
+from tiltyard.pipeline.indexes.recall import MAX_RECALL_LOSS, measure_merge
 from tiltyard.pipeline.table_location import TableLocation
 
 LIGHT_TYPES = frozenset({"BTREE", "BITMAP", "ZONEMAP", "BLOOMFILTER"})
@@ -60,12 +61,7 @@ class IndexSpec:
 
     def not_null_condition(self, schema: pa.Schema) -> str:
         """Return the condition, in Lance's SQL, that the column has a value."""
-        return f"{_quoted(self.column, schema)} IS NOT NULL"
-
-
-def _quoted(path: str, schema: pa.Schema) -> str:
-    """Return a path in Lance's SQL; the name of a top-level column is quoted, for it may be a keyword."""
-    return f"`{path}`" if path in schema.names else path
+        return f"{quoted_path(self.column, schema)} IS NOT NULL"
 
 
 def block_size(kind: str) -> int | None:
@@ -86,6 +82,11 @@ class BuildInput:
     branch: str | None
     spec: IndexSpec
     dataset: lance.LanceDataset | None = None
+
+    @property
+    def can_measure_recall(self) -> bool:
+        """Return whether merges can be measured: pylance clones published versions of the main branch."""
+        return self.spec.kind in VECTOR_TYPES and self.branch is None and self.location.is_published
 
     def open(self) -> lance.LanceDataset:
         """Open the table at the version."""
@@ -158,14 +159,31 @@ class BuildSegment:
 
 
 @dataclass(frozen=True, slots=True)
+class Merge:
+    """What a merge has made: the merged segment, or the segments as they were, and the recall of both if it is known.
+
+    It is known where `can_measure_recall` says so. `segments` is more than one where the merge was refused.
+    """
+
+    segments: tuple[Any, ...]
+    recall_before: float | None = None
+    recall_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class MergeSegments:
-    """A task: merge several segments into one; nothing is committed."""
+    """A task: merge several segments into one, unless that loses recall; nothing is committed."""
 
     input: BuildInput
     segments: tuple[Any, ...]
 
-    def __call__(self) -> Any:
-        """Return the merged segment."""
-        merged = self.input.open().merge_existing_index_segments(list(self.segments))
-        self.input.location.make_durable([f"_indices/{merged.uuid}/"])
-        return merged
+    def __call__(self) -> Merge:
+        """Return the merged segment, or those that are there."""
+        location, spec, dataset = self.input.location, self.input.spec, self.input.open()
+        merged = dataset.merge_existing_index_segments(list(self.segments))
+        location.make_durable([f"_indices/{merged.uuid}/"])
+        if not self.input.can_measure_recall:
+            return Merge((merged,))
+        before, after = measure_merge(location, dataset, (spec.column, spec.distance), self.segments, merged)
+        is_lossy = after < before - MAX_RECALL_LOSS
+        return Merge(self.segments if is_lossy else (merged,), before, after)

@@ -21,10 +21,11 @@ from lance_namespace.errors import ConcurrentModificationError, InvalidInputErro
 
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.catalog_client import Table
+from tiltyard.pipeline.indexes.growth import grow_index, plan_growth
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.optimize.tasks import CompactFragments, ExtendIndex
 from tiltyard.pipeline.runs import Run
-from tiltyard.pipeline.session import LazySession
+from tiltyard.pipeline.session import LazySession, task_slots
 from tiltyard.pipeline.sources.filesystem import file_exists
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
 from tiltyard.pipeline.table_location import CatalogConnection
@@ -170,12 +171,33 @@ def _extend_indexes(run: Run, spark: SparkSession | LazySession, table: Table, r
     may be added: a PQ index of an empty table waits for the 256 rows that train it.
     """
     before = {state.name: state for state in index_states(table.dataset()) if state.missing}
-    tasks = [ExtendIndex(table.dataset, name, rows) for name in before]
-    run.progress(stage="indexes", indexes=0, indexes_total=len(tasks))
+    run.progress(stage="indexes", indexes=0, indexes_total=len(before))
     session = None if sum(state.missing for state in before.values()) <= MAX_DRIVER_ROWS else spark
-    for done, task in enumerate(tasks, 1):  # in turn: of two index commits at once, one would wait for the other
-        [version] = run_tasks(session, run, call_task, [task], name="optimize: index")
-        run.progress(indexes=done, version=version)
-    after = {state.name: state for state in index_states(table.dataset())} if tasks else {}
+    for done, name in enumerate(before, 1):  # in turn: of two index commits at once, one would wait for the other
+        reason = _grow_index(run, session, table, name, rows)
+        if reason:
+            task = ExtendIndex(table.dataset, name, rows)
+            [version] = run_tasks(session, run, call_task, [task], name="optimize: index")
+            run.progress(indexes=done, version=version, extended=f"{name} in one task: {reason}")
+        else:
+            run.progress(indexes=done, version=int(table.dataset().version), extended=f"{name} in tasks")
+    after = {state.name: state for state in index_states(table.dataset())} if before else {}
     added = (max(0, after[name].indexed - state.indexed) for name, state in before.items() if name in after)
-    return {"indexes": len(tasks), "rows_indexed": sum(added)}
+    return {"indexes": len(before), "rows_indexed": sum(added)}
+
+
+def _grow_index(run: Run, spark: SparkSession | LazySession | None, table: Table, name: str, rows: int) -> str:
+    """Add the rows that an index lacks by tasks; or return why one task adds them."""
+    if spark is None:
+        return "few rows are new"
+    for _ in range(_MAX_TRIES):
+        dataset = table.dataset()
+        state = next((each for each in index_states(dataset) if each.name == name), None)
+        if state is None or not state.missing:
+            return ""
+        growth = plan_growth(dataset, table.location(), state, rows, task_slots(spark))
+        if isinstance(growth, str):
+            return growth
+        if grow_index(run, spark, table.location(), dataset, growth):
+            return ""
+    raise ConcurrentModificationError(f"{table} changed {_MAX_TRIES} times while rows were added to the index {name}.")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import socket
 import tempfile
 from dataclasses import dataclass
 
 from tiltyard.config import Settings
 from tiltyard.runtime.owned_folders import OwnedFolder
-from tiltyard.runtime.process import port_problem, refuse
+from tiltyard.runtime.process import bind_socket, port_problem, reason_of, refuse
 
 AUTO, OFF = "auto", "off"
+BACKLOG = 2048
 MAX_PARENT = 50
 """Bytes of a path in which a folder can have sockets: the path of one has 107 at most."""
 
@@ -21,7 +23,8 @@ log = logging.getLogger("tiltyard")
 class FlightAddress:
     """Where to listen. `is_shared`: all processes of the server do; `is_required`: it was named by the settings.
 
-    `siblings_folder` has sockets at which these processes reach one another; without it a process has its own.
+    `siblings_folder` has sockets at which these processes reach one another; without it a process has its own. `held`
+    is the socket of a server of one process: it listens since that began to start, so that nobody else gets the port.
     """
 
     host: str
@@ -29,6 +32,7 @@ class FlightAddress:
     is_shared: bool
     is_required: bool
     siblings_folder: str = ""
+    held: socket.socket | None = None
 
 
 def flight_address(settings: Settings, host: str, http_port: int) -> FlightAddress | None:
@@ -40,12 +44,20 @@ def flight_address(settings: Settings, host: str, http_port: int) -> FlightAddre
         return None
     is_required = settings.sql_port != AUTO
     port = int(settings.sql_port) if is_required else http_port + 1
-    if problem := flight_problem(host, port):
+    is_shared, held = settings.workers > 1, None
+    try:
+        held = bind_socket(host, port)
+        if is_shared:  # each process has a socket of its own
+            held.close()
+        else:
+            held.listen(BACKLOG)
+    except (OSError, OverflowError) as error:
+        problem = _cannot_listen(host, port, reason_of(error))
         if is_required:
             refuse(problem)
         log.info("SQL is not served: %s", problem)
         return None
-    return FlightAddress(host, port, settings.workers > 1, is_required)
+    return FlightAddress(host, port, is_shared, is_required, held=None if is_shared else held)
 
 
 def sockets_folder() -> OwnedFolder:
@@ -59,6 +71,9 @@ def sockets_folder() -> OwnedFolder:
 
 def flight_problem(host: str, port: int) -> str | None:
     """Return why SQL cannot be served at an address, with what to do; None if it can."""
-    if reason := port_problem(host, port):
-        return f"Cannot listen on {host}:{port} for SQL ({reason}): choose another --sql-port, or off."
-    return None
+    reason = port_problem(host, port)
+    return None if reason is None else _cannot_listen(host, port, reason)
+
+
+def _cannot_listen(host: str, port: int, reason: str) -> str:
+    return f"Cannot listen on {host}:{port} for SQL ({reason}): choose another --sql-port, or off."

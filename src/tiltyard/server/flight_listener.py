@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.server.connection_balancing import LimitedServer
-from tiltyard.server.flight_address import sockets_folder
+from tiltyard.server.flight_address import BACKLOG, sockets_folder
 
 if TYPE_CHECKING:
     from tiltyard.api.app import Shared
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tiltyard.runtime.owned_folders import OwnedFolder
     from tiltyard.server.flight_address import FlightAddress
 
-BACKLOG = 2048
-
 log = logging.getLogger("tiltyard")
 
 
@@ -31,7 +29,7 @@ class FlightListener:
     """Flight's server of one process. Its methods run on the event loop."""
 
     def __init__(self, address: FlightAddress, shared: Shared, connections: Connections) -> None:
-        """Start it in the background. A port that cannot be had is logged; it was free when the server started."""
+        """Start it in the background; what fails is logged. The port is the server's since that began to start."""
         self._address = address
         self._shared = shared
         self._connections = connections
@@ -85,6 +83,8 @@ def _listen(address: FlightAddress) -> socket.socket:
 
     Raises OSError.
     """
+    if address.held is not None:
+        return address.held
     listener = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -34,7 +34,7 @@ NOT_SWEPT = {
     r"catalog\.(namespaces|tables|undrop|garbage|jobs\.submission|functions\.functions|mounts\.tables)[.:].*": _SERVED,
     r"store\.(idempotency|tables\.(queued_appends|folder_.*|trash|uploads|versions|upkeep|snapshots))[.:].*": _SERVED,
     r"tables\.(commits|rows|contracts)\..*|storage\.(writing|manifests\..*|storage|files|reference_files):.*": _SERVED,
-    r"tables\.versions\.(tags|branches|cherry_pick|clone):.*": _SERVED,
+    r"tables\.versions\.(tags|branches|cherry_pick|clone|reference_changes):.*": _SERVED,
     r"tables\.erasure\..*": "the job is killed at each of its steps: `tests/tables/erasure`",
     r"tables\.upkeep\.(garbage|repair|automatic_refreshes|upkeep_job):.*": "model `collection`, `tests/tables/upkeep`",
     r"(api\.metrics|server\..*|sql\..*|worker\.driver.*|runtime\..*|storage\.(disk_cache\..*|locks)):.*": _PROCESS,

@@ -12,7 +12,18 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from lance_namespace.errors import InvalidInputError
-from tests.tables.erasure.test_erasure import VALUE, add, erase, files_with, people, planted, request, root_of
+from tests.tables.erasure.test_erasure import (
+    VALUE,
+    KilledError,
+    add,
+    erase,
+    files_with,
+    people,
+    planted,
+    report_of,
+    request,
+    root_of,
+)
 from tests.tables.served import Server, ask
 
 import tiltyard
@@ -21,9 +32,11 @@ from tiltyard.cli import main
 from tiltyard.contracts.checked_rows import FOLDER, encode_reject
 from tiltyard.model.branches import MAIN
 from tiltyard.model.columns.lineage import ColumnInput, ColumnOrigin, Derivation
+from tiltyard.model.jobs import JOBS, Job
 from tiltyard.model.lineage import CommitLineage, LineageSource
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.spec import models
+from tiltyard.store.tables.erasures import ERASE
 from tiltyard.store.tables.lineage import LineageRecord
 from tiltyard.tables.erasure.parked_rows import erase_parked_rows
 from tiltyard.tables.versions import clone
@@ -401,3 +414,27 @@ def test_the_table_of_a_training_set_goes_with_its_snapshot(catalog: Server) -> 
     [figures] = report["tables"]
     assert figures["snapshots_ended"] == figures["training_sets_dropped"] == ["kept"]
     assert not lake.table("kept").exists() and [each.name for each in lake.training_sets()] == ["other"]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_job_that_is_killed_while_it_computes_views_goes_on_there(catalog: Server, times: int) -> None:
+    add(catalog, "people", people(0, 20))
+    for name in "view", "second":
+        create_view(catalog, name, "SELECT concat('of ', mail) AS mail FROM people")
+        refresh(catalog, name)
+    number, store, seen = request(catalog), catalog.services.store, [0]
+    record = store.claim_transaction("first", 60_000)
+    assert record is not None
+
+    def die(properties: Mapping[str, str]) -> bool:
+        seen[0] += properties.get("stage") == "views"
+        if seen[0] == times:
+            raise KilledError
+        return True
+
+    with pytest.raises(KilledError):
+        JOBS[ERASE](catalog.ctx, Job(record.id, record.kind, record.table_id, record.payload, die))
+    store.finish_transaction(record.id, "first", record.status.QUEUED)
+    assert catalog.run_jobs() == ["Succeeded"]
+    assert report_of(catalog, number)["unresolved"] == [] and planted(catalog) == []
+    assert catalog.open("view").count_rows() == 19 == catalog.open("second").count_rows()

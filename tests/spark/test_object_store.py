@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import lance
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,8 +17,11 @@ from tests.services.s3 import S3Server, s3_server
 from tests.services.server import ServerProcess
 from tiltyard.pipeline.backfill.job import backfill
 from tiltyard.pipeline.catalog_client import connection, table
+from tiltyard.pipeline.indexes import growth, training
 from tiltyard.pipeline.indexes.job import index
 from tiltyard.pipeline.ingest.job import ingest, upsert
+from tiltyard.pipeline.optimize import job as optimizing
+from tiltyard.pipeline.optimize.job import optimize
 from tiltyard.pipeline.runs import LocalRun
 
 if TYPE_CHECKING:
@@ -100,3 +104,33 @@ def test_ingest_data_source_and_jobs_on_an_object_store_leave_every_row_as_it_sh
     assert location.uri.startswith(f"{lake}/tables/")
     assert dataset.to_table().sort_by("id") == expected
     assert dataset.to_table(filter="id = 95") == expected.slice(95, 1)
+
+
+def test_vector_index_is_trained_merged_and_grown_on_an_object_store(
+    spark: SparkSession, objects: S3Server, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in ((training, "MIN_SAMPLE_BYTES"), (growth, "MIN_NEW_ROWS"), (optimizing, "MAX_DRIVER_ROWS")):
+        monkeypatch.setattr(module, name, 0)
+    catalog = connection(server.url, storage=objects.options)
+    target = table(catalog, "grown")
+    flat = pa.array(np.random.default_rng(1).random(4000 * 8, np.float32))
+    column = pa.FixedSizeListArray.from_arrays(flat, 8)
+    options = {"namespace_client": target.client, "table_id": target.id, "storage_options": objects.options}
+    lance.write_dataset(pa.table({"vector": column[:2000]}), max_rows_per_file=1000, **options)
+    run = LocalRun()
+    parameters = {"num_partitions": "4", "num_sub_vectors": "4"}
+    index(run, catalog, spark, "grown", "vector", "IVF_PQ", parameters=parameters)
+    assert (run.figures["training"], run.figures["merged"]) == ("codebook", "1")
+    assert run.figures["merge_recall"]
+    lance.write_dataset(pa.table({"vector": column[2000:]}), max_rows_per_file=1000, mode="append", **options)
+    optimize(run, catalog, spark, "grown", compact=False)
+    assert run.figures["extended"] == "vector_idx in tasks"
+    dataset = lance.dataset(target.location().uri, storage_options=objects.options)
+    [built] = dataset.describe_indices()
+    assert (built.num_rows_indexed, len(built.segments)) == (4000, 1)
+    files = fs.S3FileSystem(
+        access_key="testing", secret_key="testing", region="us-east-1", endpoint_override=objects.endpoint
+    )
+    folder = target.location().uri.removeprefix("s3://")
+    names = [each.path for each in files.get_file_info(fs.FileSelector(f"{folder}/_indices", recursive=True))]
+    assert not [name for name in names if "/recall" in name or "centroids" in name or "sample" in name]

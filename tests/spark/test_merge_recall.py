@@ -41,11 +41,17 @@ def built(path: Path, column: pa.Array, kind: str, distance: str) -> tuple[Build
     dataset = lance.write_dataset(pa.table({"v": column}), str(path), max_rows_per_file=len(column) // 4)
     if len(column) > 100:
         dataset.delete("_rowid % 40 = 3")
+    return segments_on(lance.dataset(path), kind, distance)
+
+
+def segments_on(dataset: lance.LanceDataset, kind: str, distance: str) -> tuple[BuildInput, list[Index]]:
+    """The segments of an index of a table, one for each fragment, which share a model."""
     location = TableLocation(dataset.uri, {}, CatalogConnection("none", ()), ("t",))
     spec = IndexSpec("v", kind, "v_idx", {"num_partitions": 4, "num_sub_vectors": 4, "distance_type": distance})
-    build_input = BuildInput(location, int(lance.dataset(path).version), None, spec)
+    build_input = BuildInput(location, int(dataset.version), None, spec)
     model = tasks.TrainModel(build_input)()
-    return build_input, [BuildSegment(build_input, model, (number,))() for number in range(4)]
+    fragments = [fragment.fragment_id for fragment in dataset.get_fragments()]
+    return build_input, [BuildSegment(build_input, model, (number,))() for number in fragments]
 
 
 def measured(build_input: BuildInput, parts: list[Index], merged: Index) -> tuple[float, float]:
@@ -104,6 +110,23 @@ def test_merged_segment_that_lost_rows_has_less_recall(tmp_path: Path) -> None:
     before, after = measured(build_input, parts, halved)
     assert before > 0.9
     assert after < 0.7
+
+
+@pytest.mark.parametrize("is_clone", [True, False], ids=["clone", "stable row ids"])
+def test_tables_whose_files_are_elsewhere_or_whose_rows_have_stable_ids_are_measured(
+    tmp_path: Path, is_clone: bool
+) -> None:
+    options: dict[str, Any] = {"max_rows_per_file": 1000, "enable_stable_row_ids": not is_clone}
+    dataset = lance.write_dataset(pa.table({"v": vectors(4000, 1)}), str(tmp_path / "t"), **options)
+    dataset.delete("_rowid % 40 = 3")
+    if is_clone:
+        dataset.shallow_clone(str(tmp_path / "c"), int(dataset.version))
+        dataset = lance.write_dataset(pa.table({"v": vectors(1000, 2)}), str(tmp_path / "c"), mode="append")
+    build_input, parts = segments_on(dataset, "IVF_PQ", "l2")
+    merge = MergeSegments(build_input, tuple(parts))()
+    assert len(merge.segments) == 1
+    assert merge.recall_before == merge.recall_after
+    assert merge.recall_before is not None and merge.recall_before > 0.5
 
 
 def test_few_rows_have_no_recall_to_lose(tmp_path: Path) -> None:

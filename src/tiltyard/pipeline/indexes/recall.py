@@ -57,7 +57,8 @@ def measure_merge(
     uri, storage = f"{location.uri}/_indices/{uuid.uuid4()}/recall", dict(location.options) or None
     clone = dataset.shallow_clone(uri, int(dataset.version), storage)
     try:
-        clone = _with_both(clone, fragments, sampled, merged)
+        [base] = clone.base_paths().keys() - dataset.base_paths().keys()  # the folder of the table itself
+        clone = _with_both(clone, base, fragments, sampled, merged)
         vectors = rows[VALUES].take(pa.array(range(0, rows.num_rows, -(-rows.num_rows // _QUERIES))))
         queries = [{**_SEARCH, "metric": column[1], "q": _as_query(vector)} for vector in vectors]
         exact = lance.write_dataset(rows.rename_columns([VALUES, "address"]), "memory://")
@@ -97,12 +98,12 @@ def _as_query(vector: Any) -> Any:
 
 
 def _with_both(
-    clone: lance.LanceDataset, fragments: Sequence[int], segments: Sequence[Index], merged: Index
+    clone: lance.LanceDataset, base: int, fragments: Sequence[int], segments: Sequence[Index], merged: Index
 ) -> lance.LanceDataset:
-    """Return the clone with the sampled fragments alone, and the segments and the merged one as two indexes."""
-    kept = clone.get_fragment(fragments[0])
-    assert kept is not None
-    base = kept.metadata.files[0].base_id  # where the table's own files are
+    """Return the clone with the sampled fragments alone, and the segments and the merged one as two indexes.
+
+    `base` is the id of the folder that has their files.
+    """
     others = [each.fragment_id for each in clone.get_fragments() if each.fragment_id not in fragments]
     if others:
         operation = LanceOperation.Delete([], others, "false")

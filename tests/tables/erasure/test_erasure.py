@@ -41,6 +41,7 @@ from tiltyard.tables.versions.branches import create_table_branch
 from tiltyard.tables.versions.snapshots import create_snapshot
 from tiltyard.tables.versions.tags import create_table_tag
 from tiltyard.tables.views.materialized_views import create_materialized_view
+from tiltyard.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -360,6 +361,19 @@ def test_a_canceled_erasure_keeps_nothing_of_what_it_was_asked_for(catalog: Serv
     assert store.end_left_erasures(10) == 1
     ended = store.find_erasure(number)
     assert (ended.outcome, ended.plan, ended.report) == ("stopped", "", "")
+    assert catalog.open("people").count_rows() == 20
+
+
+def test_a_job_that_is_refused_logs_why_and_no_trace(catalog: Server, caplog: pytest.LogCaptureFixture) -> None:
+    table, store = add(catalog, "people", people(0, 20)), catalog.services.store
+    number = request(catalog)
+    store.set_protection(Protection("table", table.id, "hold", "", "case 1", "ann", 0))
+    assert Worker(catalog.services, 0).run_one()
+    assert (
+        store.describe_transaction(number).status.value == "Failed" and store.find_erasure(number).outcome == "stopped"
+    )
+    [told] = [each for each in caplog.records if number in each.message and each.levelname == "ERROR"]
+    assert "legal hold (set by ann: case 1)" in told.message and told.exc_info is None
     assert catalog.open("people").count_rows() == 20
 
 

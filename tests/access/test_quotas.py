@@ -30,6 +30,7 @@ from tiltyard.model.lineage import RUN_PROPERTY
 from tiltyard.model.principals import EVERYBODY
 from tiltyard.store.access.quotas import RequestsUsedUpError
 from tiltyard.tables.versions.records import MANAGED
+from tiltyard.worker.runner import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -261,6 +262,56 @@ def test_rows_of_a_job_count_for_who_has_asked_for_it(home: Catalog) -> None:
     error = error_of(ann, "SubmitJob", name="ingest", table=["s", "t"], arguments={"table": "s$t", "sources": ["x"]})
     assert isinstance(error, PermissionDeniedError) and "4 of 2 rows of today" in str(error)
     ann.call("SubmitJob", {"name": "optimize", "table": ["s", "t"]})  # it writes no rows
+
+
+def test_what_commits_nothing_counts_for_nobody(home: Catalog) -> None:
+    ann, bob = home.as_("ann"), home.as_("bob")
+    rows = {"id": ["s", "t"]}
+    ann.create_table(rows, stream(ROWS))
+    settle(home)
+
+    def commit_nothing() -> None:
+        bob.insert_into_table(rows, stream(ROWS.slice(0, 0)))
+        bob.create_table({**rows, "mode": "exist_ok"}, stream(ROWS))
+        bob.merge_insert_into_table({**rows, "on": ["id"], "when_matched_update_all": True}, stream(ROWS.slice(0, 0)))
+
+    commit_nothing()
+    ann.insert_into_table(rows, stream(ROWS))
+    commit_nothing()
+    settle(home)
+    counted = {each["principal"]: each["rows_written"] for each in listed(home.owner, "ListUsage", "days")}
+    assert counted == {"ann": 2 * NUMBER}
+
+
+def test_rows_of_a_view_count_for_who_has_it_refreshed(home: Catalog) -> None:
+    ann = home.as_("ann")
+    create(home.as_("bob"), "s", "t")
+    limit(home, "tables", principal="ann", hard=1)
+    view: dict[str, Any] = {"kind": "select", "source_query": "SELECT id FROM s.t", "output_schema": ""}
+    ann.call("CreateMaterializedView", {"id": ["s", "view"], **view})
+    ann.call("RefreshMaterializedView", {"id": ["s", "view"]})
+    Worker(home.owner._services, 0).run_one()
+    settle(home)
+    rows = {each["principal"]: each["rows_written"] for each in listed(home.owner, "ListUsage", "days")}
+    assert rows == {"ann": NUMBER, "bob": NUMBER}
+    error = error_of(ann, "CreateMaterializedView", id=["s", "more"], **view)
+    assert isinstance(error, PermissionDeniedError) and "ann has 1 of 1 tables" in str(error)
+    limit(home, "rows_per_day", principal="ann", hard=NUMBER)
+    error = error_of(ann, "RefreshMaterializedView", id=["s", "view"])
+    assert isinstance(error, PermissionDeniedError) and "2 of 2 rows of today" in str(error)
+
+
+def test_quotas_of_a_mount_hold_for_what_is_written_through_this_server(home: Catalog, tmp_path: Path) -> None:
+    (tmp_path / "root" / "lake").mkdir()
+    settings = {"root": str(tmp_path / "root" / "lake"), "mode": "manifest"}
+    home.owner.call("MountCatalog", {"id": ["m"], "kind": "dir", "settings": settings, "max_age_millis": 0})
+    home.owner.call("CreateNamespace", {"id": ["m", "x"]})
+    limit(home, "rows_per_day", namespace=["m"], hard=NUMBER)
+    home.owner.create_table({"id": ["m", "x", "t"]}, stream(ROWS))
+    settle(home)
+    with pytest.raises(PermissionDeniedError, match=r"The namespace m has 2 of 2 rows of today"):
+        home.owner.insert_into_table({"id": ["m", "x", "t"]}, stream(ROWS))
+    home.owner.create_table({"id": ["s", "beside"]}, stream(ROWS))
 
 
 def test_requests_of_a_minute_are_used_up_by_all_who_send_them(home: Catalog) -> None:

@@ -207,12 +207,14 @@ class QuotaChecks(WorkQueue):
 
         What an administrator commits for a job, as servers and drivers of jobs do, counts for who has asked for that.
 
-        Of what is told of one within FLUSH_SECONDS the last word counts, and what was counted is counted once.
+        Of what is told of one within FLUSH_SECONDS, numbers count rather than a name, and the last ones of them; what
+        was counted is counted once.
         """
         if not self._is_counting:
             return
         with self._lock:
-            if (key := (table_id, branch, version)) in self._counted:
+            key = table_id, branch, version
+            if key in self._counted or (key in self._versions and isinstance(whose, Principal)):
                 return
             if key in self._versions or len(self._versions) < MAX_NOTED:
                 self._versions[key] = whose

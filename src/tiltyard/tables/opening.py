@@ -201,13 +201,17 @@ def open_for_writing(ctx: Context, names: Sequence[str] | None, *, branch: Branc
     return OpenTable(record, CachedVersion(open_to_commit(ctx, record, branch)))
 
 
-def finish_direct_commit(ctx: Context, record: TableRecord, branch: Branch, version: int) -> None:
+def finish_direct_commit(
+    ctx: Context, record: TableRecord, branch: Branch, version: int, *, is_new: bool = True
+) -> None:
     """Make a version durable that was committed to storage itself, and note its table for upkeep.
 
-    Nothing else tells that a table which is not managed got a version. Raises as `make_commit_durable` does.
+    Nothing else tells that a table which is not managed got a version. One that is not new, where there was nothing to
+    commit, counts for nobody's quota. Raises as `make_commit_durable` does.
     """
     make_commit_durable(ctx, record, branch, version)
-    ctx.services.quotas.note_version(record.id, branch.key, version, ctx.principal)
+    if is_new:
+        ctx.services.quotas.note_version(record.id, branch.key, version, ctx.principal)
     if branch.is_main:
         ctx.services.commit_log.add_change(record.id)
 

@@ -276,12 +276,15 @@ def _append_with_retry(
         if committed is not None:
             target.ctx.services.contention.add_commit(target.key, int(base.version), int(committed.version))
             _share(target, base, committed, checked, written)
-        version = target.mark_written(base.version if committed is None else int(committed.version))
-        _set_outcomes(target, members, version)
+        is_new = committed is not None
+        version = target.mark_written(base.version if committed is None else int(committed.version), is_new=is_new)
+        _set_outcomes(target, members, version, is_new=is_new)
         return
 
 
-def _set_outcomes(target: WriteTarget, members: Sequence[PendingItem[Append]], version: int) -> None:
+def _set_outcomes(
+    target: WriteTarget, members: Sequence[PendingItem[Append]], version: int, *, is_new: bool = True
+) -> None:
     """Tell appends the version that has brought them, and quotas how many of its rows are whose.
 
     Of one that was committed for several servers, each tells of its own: the last word of a server counts.
@@ -290,7 +293,8 @@ def _set_outcomes(target: WriteTarget, members: Sequence[PendingItem[Append]], v
     for member in members:
         member.outcome = version
         rows[member.item.target.ctx.principal.name] += member.item.num_rows
-    target.ctx.services.quotas.note_version(target.record.id, target.branch.key, version, rows)
+    if is_new:
+        target.ctx.services.quotas.note_version(target.record.id, target.branch.key, version, rows)
 
 
 def _share(

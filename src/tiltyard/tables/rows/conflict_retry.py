@@ -63,6 +63,7 @@ def commit_with_retry(
     while True:
         table = open_for_writing(ctx, names, branch=branch)
         dataset = table.dataset
+        base = dataset.version
         try:
             with lance_errors(dataset):
                 result = change(dataset)
@@ -70,5 +71,5 @@ def commit_with_retry(
             retry.wait_or_raise(error)
             continue
         if not table.record.managed:
-            finish_direct_commit(ctx, table.record, branch, dataset.version)
+            finish_direct_commit(ctx, table.record, branch, dataset.version, is_new=dataset.version != base)
         return result, dataset.version

@@ -186,7 +186,7 @@ def _create_over_existing(ctx: Context, record: TableRecord, new: NewTable) -> m
     if new.mode is CreateMode.CREATE:
         raise TableAlreadyExistsError(f"Table already exists: {new.path}")
     if new.mode is CreateMode.EXIST_OK:
-        return _keep_existing(ctx, record, new, target.mark_written(target.dataset().version))
+        return _keep_existing(ctx, record, new, target.mark_written(target.dataset().version, is_new=False))
     ctx.store.check_removable(record.namespace_id, record.id, f"the table {new.path}")
     properties = replace_client_properties(new.properties, record.properties)
     with target.cleanup_on_error():

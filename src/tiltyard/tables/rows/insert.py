@@ -150,7 +150,7 @@ def append(target: WriteTarget, incoming: IncomingRows) -> WrittenRows:
         target = with_found(target, contract)
         rejected = None if contract is None else contract.found.rejected
         if not fragments:
-            return WrittenRows(target.mark_written(dataset.version), 0, rejected)
+            return WrittenRows(target.mark_written(dataset.version, is_new=False), 0, rejected)
         version = append_fragments(target, dataset, fragments, dataset.version, contract)
     return WrittenRows(version, count_rows(fragments), rejected)
 

@@ -238,6 +238,7 @@ def _merge_checked(
         adapter = _adapter(spec, incoming.schema if rows is None else rows.schema, dataset.schema)
         with incoming.errors(dataset):
             source = incoming.reader(adapter, target.ctx.check_deadline) if rows is None else adapter.adapt_table(rows)
+            base = dataset.version
             try:
                 target.ctx.check_deadline()
                 stats = _builder(dataset, spec, retry.remaining_seconds, target.retries).execute(source)
@@ -246,7 +247,8 @@ def _merge_checked(
                 if rows is None:
                     raise
                 retry.wait_or_raise(error, is_overtaken=_is_overtaken(target, dataset))
-    return _response(target.mark_written(dataset.version), stats, retry.attempts, rejected)
+    version = target.mark_written(dataset.version, is_new=dataset.version != base)
+    return _response(version, stats, retry.attempts, rejected)
 
 
 def _merge_uncommitted(

@@ -227,10 +227,13 @@ class WriteTarget:
             self.share(dataset)
         return self.mark_written(int(dataset.version))
 
-    def mark_written(self, version: int) -> int:
-        """Mark a declared table as written, and return the version. Raises as `finish_commit` does."""
+    def mark_written(self, version: int, *, is_new: bool = True) -> int:
+        """Mark a declared table as written, and return the version, which may have been there before.
+
+        Raises as `finish_commit` does.
+        """
         if not self.record.managed:
-            finish_direct_commit(self.ctx, self.record, self.branch, version)
+            finish_direct_commit(self.ctx, self.record, self.branch, version, is_new=is_new)
         if self.record.declared:
             try:
                 self.ctx.store.mark_written(self.record.id)

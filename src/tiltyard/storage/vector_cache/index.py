@@ -16,8 +16,8 @@ _CODE_DIMENSIONS = ((256, 4), (64, 2), (1, 1))
 """Numbers of a vector that one code of 4 bits stands for, by the least dimension: fewer where there are few codes."""
 _EXACT_ROWS = 4096
 """Up to this many allowed rows, distances to all of them are computed; an index of no more has no partitions."""
-_EXACT_SHARE = 32
-"""So are they up to this part of all rows: a vector takes 32 times the bytes of its codes."""
+_EXACT_SHARE = 20
+"""So are they up to this part of all rows: of fewer, candidates by codes take as long, and may be others."""
 _TRAINING_ROWS = 40
 """Rows for each partition from which the partitions are learnt."""
 _TRAINING_ROUNDS = 10
@@ -188,7 +188,7 @@ class MemoryIndex:
                 rarity = rows / allowed.rows
                 chosen = self._effort.probes * (self._partitions.nlist / self._effort.probes) ** effort.share
                 probes = int(max(chosen, effort.probes) * rarity**0.75)
-                candidates = min(rows, int(self._candidates(count, effort) * rarity**0.5))
+                candidates = min(rows, int(self._candidates(count, effort) * rarity**0.85))
                 selector = None if allowed.rows == rows else self._faiss.IDSelectorBitmap(allowed.bitmap)
                 distances, positions = self._nearest(points, count, probes, candidates, selector)
                 missing = positions[:, -1] < 0  # too few rows in the partitions

@@ -1,7 +1,7 @@
 """Find the rows of a filter by values in memory: those of a column of a fragment, each value once and in order.
 
-A comparison selects a span of the distinct values. Where these are few, a code of one byte for each row tells its
-value; where they are many, the rows are kept in the order of their values, and a span of values is a span of rows.
+A comparison selects a span of the distinct values, and a code for each row tells its value: of one byte where these are
+few, else of four. Of many values, the rows are kept in their order besides: a span of a few rows is read off there.
 Filters have SQL's logic of three values, as Lance evaluates it: NaN equals itself and is above (negative NaN below) all
 numbers, and zero has no sign.
 """
@@ -28,6 +28,8 @@ _EXTENSION = b"ARROW:extension:name"
 """In the metadata of a field whose values may be compared in another way than those of its type."""
 _MAX_CODED_VALUES = 255
 """Distinct values up to which a row has a code of one byte; one more code is that of null."""
+_FEW = 32
+"""Part of the rows up to which those of a span are read off their order."""
 Value: TypeAlias = int | str
 """A value as columns are compared: numbers, times and booleans as integers (`sortable_floats`)."""
 Truth: TypeAlias = tuple[Array, Array | None]
@@ -107,13 +109,12 @@ def columns_of(selected: ScalarFilter) -> Iterator[ScalarColumn]:
 class ScalarPage:
     """The values of a column of one fragment, deleted rows included.
 
-    `values` are distinct and ascend. `codes` has the place of each row's value, or their number for null; where it is
-    None, `order` has the rows by their values, and those of a value begin at its place in `starts`.
+    `values` are distinct and ascend. `codes` has the place of each row's value, or their number for null. Of many
+    values, `order` has the rows by their values, and those of a value begin at its place in `starts`.
     """
 
-    rows: int
     values: Array | pa.Array
-    codes: Array | None
+    codes: Array
     order: Array
     starts: Array
     nulls: Array | None
@@ -133,10 +134,10 @@ class ScalarPage:
         kept = distinct if pa.types.is_string(distinct.type) else distinct.to_numpy(zero_copy_only=False)
         none = np.zeros(0, np.uint32)
         if count <= _MAX_CODED_VALUES:
-            return cls(len(values), kept, codes.astype(np.uint8), none, none, nulls)
+            return cls(kept, codes.astype(np.uint8), none, none, nulls)
         order = np.argsort(codes, kind="stable").astype(np.uint32)
         starts = np.concatenate([[0], np.bincount(codes, minlength=count + 1)[:count].cumsum()]).astype(np.uint32)
-        return cls(len(values), kept, None, order, starts, nulls)
+        return cls(kept, codes.astype(np.uint32), order, starts, nulls)
 
     @property
     def nbytes(self) -> int:
@@ -167,19 +168,24 @@ class ScalarPage:
 
     def _rows(self, spans: list[tuple[int, int]]) -> Array:
         """Return which rows have a value of spans of the distinct ones."""
-        if self.codes is not None:
-            if len(spans) == 1:
-                ((begin, end),) = spans
-                found: Array = self.codes == begin if end == begin + 1 else (self.codes >= begin) & (self.codes < end)
-                return found
+        if not len(self.order) and len(spans) > 1:
             wanted = np.zeros(_MAX_CODED_VALUES + 1, dtype=bool)
             for begin, end in spans:
                 wanted[begin:end] = True
-            return wanted[self.codes]
-        mask = np.zeros(self.rows, dtype=bool)
+            return wanted.take(self.codes)
+        if len(spans) == 1 and (not len(self.order) or self._count(*spans[0]) > len(self.codes) // _FEW):
+            ((begin, end),) = spans
+            least = self.codes.dtype.type(begin)
+            found: Array = self.codes - least < end - begin  # those below `begin` wrap, and are large
+            return found
+        mask = np.zeros(len(self.codes), dtype=bool)
         for begin, end in spans:
             mask[self.order[self.starts[begin] : self.starts[end]]] = True
         return mask
+
+    def _count(self, begin: int, end: int) -> int:
+        """Return how many rows have a value of a span, of many values."""
+        return int(self.starts[end]) - int(self.starts[begin])
 
 
 def evaluate(selected: ScalarFilter, pages: Mapping[int, ScalarPage]) -> Truth:
@@ -193,7 +199,7 @@ def evaluate(selected: ScalarFilter, pages: Mapping[int, ScalarPage]) -> Truth:
             return page.in_range(selected), page.nulls
         case IsNull():
             page = pages[selected.column.id]
-            return np.zeros(page.rows, dtype=bool) if page.nulls is None else page.nulls, None
+            return np.zeros(len(page.codes), dtype=bool) if page.nulls is None else page.nulls, None
         case Not():
             true, unknown = evaluate(selected.term, pages)
             return ~true if unknown is None else ~(true | unknown), unknown

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, NoReturn
 
@@ -125,7 +126,9 @@ class _Parser:
     def _all(self) -> ScalarFilter:
         terms = [self._negated()]
         while self._takes("and"):
-            terms.append(self._negated())
+            term = self._negated()
+            bounded = _bound(terms[-1], term)
+            terms[-1:] = [terms[-1], term] if bounded is None else [bounded]
         return terms[0] if len(terms) == 1 else Joined(tuple(terms), is_all=True)
 
     def _negated(self) -> ScalarFilter:
@@ -261,6 +264,16 @@ class _Parser:
 
     def _refuse(self) -> NoReturn:
         raise _OtherFilterError
+
+
+def _bound(one: ScalarFilter, other: ScalarFilter) -> ScalarFilter | None:
+    """Return the range of two terms that bound a column's values from below and from above; None for other terms."""
+    if not isinstance(one, InRange) or not isinstance(other, InRange) or one.column != other.column:
+        return None
+    low, high = (one, other) if other.first is None else (other, one)
+    if low.last is not None or high.first is not None:
+        return None
+    return replace(low, last=high.last, excludes_last=high.excludes_last)
 
 
 def _compare(column: ScalarColumn, operator: str, value: Value) -> ScalarFilter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -53,6 +54,7 @@ def installed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Instal
             keys, flags = make_keys(db, "administrator", "ann"), ("--auth", "--db", db, "--workers", "2")
             server = ServerProcess(tmp_path / "root", *flags, environ=RUNNING)
             stack.callback(server.kill)
+            stack.callback(print_errors, server)
             yield Installed([server], keys)
             return
         postgres: PostgresServer = request.getfixturevalue("postgres")
@@ -67,7 +69,15 @@ def installed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Instal
             flags = "--auth", "--db", db, "--port", str(port)
             servers.append(SkewedServer(0, root, *flags, environ={**environ, **url}))
             stack.callback(servers[-1].kill)
+            stack.callback(print_errors, servers[-1])
         yield Installed(servers, keys, storage and storage.proxy, storage is None)
+
+
+def print_errors(server: ServerProcess) -> None:
+    """Print what a server has logged of errors that it did not expect: pytest shows it of a test that fails."""
+    log = "".join(server.log)
+    if "Traceback" in log:
+        sys.stdout.write(log[log.index("Traceback") :])
 
 
 @dataclass(frozen=True, slots=True)

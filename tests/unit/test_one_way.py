@@ -43,6 +43,10 @@ PLACES = {
             "tables/views/view_sources.py",
         },
     ),
+    "transactions of versions are read, by a copy of the dataset, which all other callers cannot use meanwhile": (
+        re.compile(r"\.read_transaction\("),
+        {"change_feed/table_history.py"},
+    ),
     "services outside are asked": (
         re.compile(r"decisions\.(?:require|allowed|authorized)\("),
         {

@@ -41,7 +41,6 @@ NOT_SWEPT = {
     r"(cli|console|lake)\..*": "files of a person who runs a command, or of an upload, which is sent again",
     r"catalog\.mounts\.table_moves:_add_staged|store\.mounts\..*": "copies and dropped mirrors: `tests/mounts/served`",
     r"backup\.create:_copy_source": "sources of functions, copied as files are: `tests/backup`",
-    r"events\.deliveries:.*": "files of events, which are delivered again: `tests/events`",
     r"storage\.objects:.*|backup\.target:.*": "object stores: `tests/backup` and `tests/conformance` over S3",
     r"(pipeline|column_refresh|publishing)\..*|worker\.runner:.*": "tasks, and jobs of other kinds: `tests/spark`,"
     " `test_killed_drivers.py`, `test_refresh_killed.py` and `test_drivers.py`",

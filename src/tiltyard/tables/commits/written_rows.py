@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from lance import LanceOperation
 
 from tiltyard.access.quotas import WrittenRows
+from tiltyard.change_feed.table_history import read_transaction
 from tiltyard.model.branches import Branch
 from tiltyard.model.lineage import RUN_PROPERTY
 from tiltyard.storage.errors import lance_errors
@@ -31,7 +32,7 @@ def read_written_rows(storage: Storage, table: TableRecord, versions: Sequence[t
         for branch, version in versions:
             if branch == key and version <= dataset.version:
                 with lance_errors(dataset):
-                    transaction = dataset.read_transaction(version)
+                    transaction = read_transaction(dataset, version)
                 if transaction is not None:
                     job_id = (transaction.transaction_properties or {}).get(RUN_PROPERTY, "")
                     rows[branch, version] = _rows_of(transaction.operation), job_id

@@ -34,7 +34,7 @@ PLACES = {
         },
     ),
     "whoever stored a definition is read": (
-        re.compile(r"(?:type=|, )Principal\)"),
+        re.compile(r"(?:type=|convert\([^()]+, )Principal\)"),
         {
             "catalog/jobs/authorization.py",
             "catalog/functions/secrets.py",

@@ -214,7 +214,7 @@ class QuotaChecks(WorkQueue):
             return
         with self._lock:
             key = table_id, branch, version
-            if key in self._counted or (key in self._versions and isinstance(whose, Principal)):
+            if key in self._counted or (key in self._versions and not isinstance(whose, Mapping)):
                 return
             if key in self._versions or len(self._versions) < MAX_NOTED:
                 self._versions[key] = whose
@@ -268,7 +268,7 @@ class QuotaChecks(WorkQueue):
             by_table.setdefault(table_id, {})[branch, version] = whose
         used = UsedTables(Counter(), {}, {})
         for table_id, committed in by_table.items():
-            unread = [key for key, whose in committed.items() if isinstance(whose, Principal)]
+            unread = [key for key, whose in committed.items() if not isinstance(whose, Mapping)]
             try:
                 written = self._read_rows(self._store.table_by_id(table_id), unread)
             except LanceNamespaceError as error:  # it was dropped, or its storage is away: its next commit measures it
@@ -276,10 +276,10 @@ class QuotaChecks(WorkQueue):
                 written = WrittenRows({}, None)
             for key, whose in committed.items():
                 rows, job_id = written.rows.get(key, (0, ""))
-                requester = self._requester(job_id) if isinstance(whose, Principal) and whose.administrator else ""
+                requester = "" if isinstance(whose, Mapping) or not whose.administrator else self._requester(job_id)
                 if requester and key == FIRST_VERSION:
                     used.creators[table_id] = requester
-                each = {requester or whose.name: rows} if isinstance(whose, Principal) else whose
+                each = whose if isinstance(whose, Mapping) else {requester or whose.name: rows}
                 used.rows.update({(name, table_id): number for name, number in each.items() if number})
             if written.bytes is not None:
                 used.sizes[table_id] = written.bytes

@@ -101,7 +101,7 @@ PARTS = frozenset(
     {
         *("tree", "summary", "freshness", "lineage", "condition", "counts", "facets", "map-points", "map-row"),
         *("cell", "bytes", "download", "sql-names", "sql-columns", "sql-download"),
-        *("audit/chart", "audit/export", "server/storage", "job/changes", "events/changes"),
+        *("audit/chart", "audit/export", "access/usage/export", "server/storage", "job/changes", "events/changes"),
     }
 )
 """Views that are parts of pages, or files; signing in and a new key, which take a server with keys, are in tests."""

@@ -25,6 +25,7 @@ ROWS: dict[str, Callable[[Environment], list[Result]]] = {
     "memory": catalog.memory,
     "guard": access.guard,
     "narrow": access.narrow,
+    "classified": access.classified,
     "declare": catalog.declare,
     "create": catalog.create,
     "nearest": searches.nearest,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from itertools import cycle, islice, repeat
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +15,8 @@ from bench.environment import MANY_TABLES, TABLES, Environment, Placed
 from bench.results import Result, at_most
 from bench.rounds import Side
 from bench.servers import Server, tiltyard
-from bench.wire import request
+from bench.wire import of_table, post, request
+from tiltyard.calls.http_caller import HttpCaller
 from tiltyard.config import Settings
 from tiltyard.identity.keys import NewKeyOptions, create_key
 from tiltyard.store import open_store, wall_clock
@@ -21,6 +24,8 @@ from tiltyard.store import open_store, wall_clock
 READ = 2
 """The bit of the privilege."""
 VISIBLE = 100
+MASK = "concat({}, '!')"
+"""What readers see of a name: of the same length as it is, nearly, so that answers are as large."""
 
 
 def _guarded(environment: Environment, placed: Placed, name: str) -> Server:
@@ -77,3 +82,52 @@ def narrow(environment: Environment) -> list[Result]:
     sides = mine.words(), f"administrator: {theirs.words()}"
     what = f"ListTables of {VISIBLE} visible ones among 100,000 against an administrator's page: time"
     return [at_most("narrow", what, sides, theirs.rate / mine.rate, (2, "x"))]
+
+
+def classified(environment: Environment) -> list[Result]:
+    """A row by its id, for a principal with a key: where policies by classification bind nothing that it reads, against
+    a catalog without any; and where one masks a column, against the same mask as a policy of the table.
+    """
+    placed = environment.vectors[0]
+    administrator = _key(placed, "guardian", administrator=True)
+    key = _key(placed, "analyst", namespace=True)
+    server = _guarded(environment, placed, "classified")
+    none, elsewhere, of_policy, by_classification = (Side(server) for _ in range(4))
+    queries = [post(of_table(data.VECTORS, "query"), query) for query in data.equal_queries()]
+    requests, load = list(_with_key(queries, key)), environment.load(8)
+    table = data.VECTORS.split("$")
+    name: dict[str, Any] = {"object_kind": "column", "column": "name", "key": "pii"}
+    masking: dict[str, Any] = {"mask": "expression", "expression": MASK.format("value()")}
+    masks = [{"column": "name", "mask": "expression", "expression": MASK.format("name")}]
+    caller = HttpCaller(f"http://{server.address.host}:{server.address.port}", {"x-api-key": administrator})
+    with closing(caller):
+        for _ in range(environment.rounds):
+            none.take(lambda: cycle(requests), load)
+            caller.call("SetClassificationPolicy", name="names", key="pii", value="name", **masking)
+            elsewhere.take(lambda: cycle(requests), load)
+            caller.call("SetClassification", id=table, value="name", **name)
+            by_classification.take(lambda: cycle(requests), load)
+            caller.call("UnsetClassification", id=table, **name)
+            caller.call("DropClassificationPolicy", name="names")
+            caller.call("SetTablePolicy", id=table, name="names", masks=masks)
+            of_policy.take(lambda: cycle(requests), load)
+            caller.call("DropTablePolicy", id=table, name="names")
+    what = "equality on a BTREE column, 100,000 rows, with a key"
+    unbound = elsewhere.words(), f"no policy: {none.words()}"
+    bound = by_classification.words(), f"the same mask by a policy of the table: {of_policy.words()}"
+    return [
+        at_most(
+            "classified",
+            f"{what}; a policy by classification of other columns: cost",
+            unbound,
+            none.rate / elsewhere.rate,
+            (1.1, "x"),
+        ),
+        at_most(
+            "classified",
+            f"{what}; a mask by classification: cost",
+            bound,
+            of_policy.rate / by_classification.rate,
+            (1.1, "x"),
+        ),
+    ]

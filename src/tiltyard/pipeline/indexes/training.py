@@ -26,8 +26,7 @@ from tiltyard.pipeline.indexes.model_files import IndexModel
 from tiltyard.pipeline.indexes.tasks import ROWS_PER_CENTROID, BuildInput, IndexSpec, TrainModel
 from tiltyard.pipeline.indexes.training_tasks import (
     Cluster,
-    JoinCentroids,
-    JoinCodebook,
+    JoinParts,
     SampleVectors,
     SortSample,
     TrainClusters,
@@ -211,7 +210,7 @@ class _Training:
         sorted_samples = self._run("sorted", tasks)
         groups = self._clusters(sorted_samples)
         parts = self._run("clusters", [TrainClusters(location, plan, *group) for group in enumerate(groups)])
-        self._run("centroids", [JoinCentroids(location, plan, tuple(file for [file] in parts))])
+        self._run("centroids", [JoinParts(location, plan, plan.model.files[0], tuple(file for [file] in parts))])
         files += [coarse, *(file for file, *_ in sorted_samples), *(file for [file] in parts)]
         if plan.codes:
             files += self._train_codebook(samples, count)
@@ -248,7 +247,7 @@ class _Training:
         residuals = tuple(file for [file] in self._run("residuals", tasks))
         parts = self._run("codes", [TrainCodebook(location, plan, group, residuals) for group in range(groups)])
         codes = tuple(file for [file] in parts)
-        self._run("codebook", [JoinCodebook(location, plan, codes)])
+        self._run("codebook", [JoinParts(location, plan, plan.model.files[1], codes)])
         return [*residuals, *codes]
 
     def _run(self, stage: str, tasks: Sequence[Callable[[], Written]]) -> list[Written]:

@@ -226,22 +226,6 @@ class TrainClusters:
 
 
 @dataclass(frozen=True, slots=True)
-class JoinCentroids:
-    """A task: write the centroids of all clusters as those of the model."""
-
-    location: TableLocation
-    plan: TrainingPlan
-    parts: tuple[str, ...]
-
-    def __call__(self) -> Written:
-        """Return the file."""
-        centroids = np.concatenate([read_matrix(self.location, part) for part in self.parts])
-        file = self.plan.model.files[0]
-        write_columns(self.location, file, self.plan.model.columns(self.plan.vectors(centroids)))
-        return [file]
-
-
-@dataclass(frozen=True, slots=True)
 class WriteResiduals:
     """A task: write how far vectors of a sample are from their centroids, a column for each group of sub-vectors."""
 
@@ -291,17 +275,20 @@ class TrainCodebook:
 
 
 @dataclass(frozen=True, slots=True)
-class JoinCodebook:
-    """A task: write the codes of all groups as the model's codebook: by sub-vector, then by code, as Lance has them."""
+class JoinParts:
+    """A task: write what several tasks have trained as one file of the model.
+
+    The centroids by cluster; or the codes by sub-vector, then by code, as Lance has them in a codebook.
+    """
 
     location: TableLocation
     plan: TrainingPlan
+    file: str
     parts: tuple[str, ...]
 
     def __call__(self) -> Written:
         """Return the file."""
-        codes = np.concatenate([read_matrix(self.location, part) for part in self.parts])
-        file = self.plan.model.files[1]
-        vectors = self.plan.vectors(codes.reshape(-1, self.plan.dimension))
-        write_columns(self.location, file, self.plan.model.columns(vectors))
-        return [file]
+        rows = np.concatenate([read_matrix(self.location, part) for part in self.parts])
+        vectors = self.plan.vectors(rows.reshape(-1, self.plan.dimension))
+        write_columns(self.location, self.file, self.plan.model.columns(vectors))
+        return [self.file]

@@ -98,8 +98,8 @@ def make_json_parser(
             table = _parse_in_python(block, read_schema, ignore=ignore)
         else:
             table = pyarrow.json.read_json(pa.BufferReader(block), options, parse_options)
-        if table.num_rows != sum(1 for line in block.splitlines() if line.strip()):  # Arrow makes two rows of `{}{}`
-            raise pa.ArrowInvalid("the line is not one JSON object")
+            if table.num_rows != sum(1 for line in block.splitlines() if line.strip()):  # it makes two rows of `{}{}`
+                raise pa.ArrowInvalid("the line is not one JSON object")
         if float_fields and (suspects := _find_inexact_numbers(block)):
             _check_precision(block, suspects, float_fields)
         _check_infinite(block, table)

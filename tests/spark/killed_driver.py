@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+from collections.abc import Mapping
 
 from tests.spark.conftest import CONF
 from tiltyard.calls.caller import Caller
@@ -36,6 +38,27 @@ class DyingRun(CatalogRun):
         self._left -= key.startswith(self._prefix)
         if not self._left:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run_until_killed(
+    url: str, environ: Mapping[str, str], job_id: str, prefix: str, *, count: int, slots: int = 1
+) -> None:
+    """Drive a job in another process, which dies after `count` checkpoints whose keys begin with `prefix`."""
+    command = [sys.executable, "-m", "tests.spark.killed_driver", url, job_id, prefix, str(count), str(slots)]
+    assert subprocess.run(command, env={**os.environ, **environ}, check=False).returncode == -signal.SIGKILL
+
+
+class RecordingRun(CatalogRun):
+    """Records the checkpoints that it saves: the catalog deletes them when the job ends."""
+
+    def __init__(self, calls: Caller, job: QueuedJob, owner: str) -> None:
+        super().__init__(calls, job, owner)
+        self.saved: dict[str, str] = {}
+
+    def save_checkpoint(self, key: str, value: str) -> None:
+        """Save a checkpoint."""
+        super().save_checkpoint(key, value)
+        self.saved[key] = value
 
 
 def main(url: str, job_id: str, prefix: str, count: int, slots: int) -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +12,10 @@ import pytest
 from lance.optimize import Compaction
 
 from tests.services.server import ServerProcess
-from tests.spark.killed_driver import LEASE_MS, ROWS_PER_SEGMENT
+from tests.spark.killed_driver import LEASE_MS, ROWS_PER_SEGMENT, RecordingRun, run_until_killed
 from tests.spark.test_index import DIMENSION, ROWS, rows
 from tiltyard.pipeline.catalog_client import CatalogConnection, Table, table
-from tiltyard.pipeline.driver.catalog_run import CatalogRun, claim_job, drive_job, new_owner, submit_job
+from tiltyard.pipeline.driver.catalog_run import claim_job, drive_job, new_owner, submit_job
 from tiltyard.pipeline.indexes import job as indexing
 from tiltyard.pipeline.indexes import segments
 from tiltyard.pipeline.indexes.job import index
@@ -43,17 +39,6 @@ def target(catalog: CatalogConnection, fresh: Callable[[str], str]) -> Table:
     return target
 
 
-class RecordingRun(CatalogRun):
-    """Records the checkpoints that it saves: the catalog deletes them when the job ends."""
-
-    saved: dict[str, str]
-
-    def save_checkpoint(self, key: str, value: str) -> None:
-        """Save a checkpoint."""
-        super().save_checkpoint(key, value)
-        self.saved[key] = value
-
-
 def killed(
     server: ServerProcess,
     environ: dict[str, str],
@@ -67,8 +52,7 @@ def killed(
     """The id of a job on a table whose driver was killed after `count` parts whose keys begin with `prefix`."""
     arguments = {"table": target.path[0], **options}
     job_id = submit_job(target.connection.caller(), find_job(job), arguments).id
-    command = [sys.executable, "-m", "tests.spark.killed_driver", server.url, job_id, prefix, str(count), str(slots)]
-    assert subprocess.run(command, env={**os.environ, **environ}, check=False).returncode == -signal.SIGKILL
+    run_until_killed(server.url, environ, job_id, prefix, count=count, slots=slots)
     return job_id
 
 
@@ -77,7 +61,7 @@ def resumed(target: Table, spark: SparkSession, job_id: str) -> tuple[dict[str, 
     calls, owner = target.connection.caller(), new_owner()
     claimed = claim_job(calls, job_id, owner, LEASE_MS)
     run = RecordingRun(calls, claimed, owner)
-    run.saved, before = {}, dict(run.checkpoints())
+    before = dict(run.checkpoints())
     job = find_job(claimed.name)
     arguments = job.validate(claimed.arguments)
     figures = drive_job(run, lambda: job.function(run, target.connection, spark, **arguments))

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,10 +13,10 @@ import pytest
 
 from tests.services.server import ServerProcess
 from tests.spark.job_processes import wait_for
-from tests.spark.killed_driver import ROWS_PER_PART
+from tests.spark.killed_driver import ROWS_PER_PART, RecordingRun, run_until_killed
 from tests.spark.views import contents, create_view, dying, held, numbers, spec, write
 from tiltyard.pipeline.catalog_client import CatalogConnection, connection, table
-from tiltyard.pipeline.driver.catalog_run import CatalogRun, claim_job, drive_job, new_owner, submit_job
+from tiltyard.pipeline.driver.catalog_run import claim_job, drive_job, new_owner, submit_job
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.views.job import refresh
@@ -61,24 +57,12 @@ def queue_refresh(catalog: CatalogConnection, view: str) -> str:
     return str(catalog.client().refresh_materialized_view(request).job_id)
 
 
-class RecordingRun(CatalogRun):
-    """Records the keys of the checkpoints that it saves."""
-
-    saved: list[str]
-
-    def save_checkpoint(self, key: str, value: str) -> None:
-        """Save a checkpoint."""
-        super().save_checkpoint(key, value)
-        self.saved.append(key)
-
-
 def drive(catalog: CatalogConnection, spark: SparkSession, job_id: str) -> tuple[dict[str, str] | None, list[str]]:
     """Drive a job in this process to its end; return its figures, and the keys of checkpoints saved meanwhile."""
     calls, owner = catalog.caller(), new_owner()
     claimed = claim_job(calls, job_id, owner)
     run = RecordingRun(calls, claimed, owner)
-    run.saved = []
-    return drive_job(run, lambda: claimed.execute(run, catalog, spark)), run.saved
+    return drive_job(run, lambda: claimed.execute(run, catalog, spark)), list(run.saved)
 
 
 def test_refresh_whose_driver_was_killed_makes_only_the_parts_that_are_left(
@@ -86,8 +70,7 @@ def test_refresh_whose_driver_was_killed_makes_only_the_parts_that_are_left(
 ) -> None:
     source, view = of_three_fragments(killable, fresh, "SELECT id, text FROM {}")
     job_id = queue_refresh(killable, view)
-    command = [sys.executable, "-m", "tests.spark.killed_driver", server.url, job_id, "part-", "2"]
-    assert subprocess.run(command, env={**os.environ, **environ}, check=False).returncode == -signal.SIGKILL
+    run_until_killed(server.url, environ, job_id, "part-", count=2)
     assert table(killable, view).dataset().version == 1
     write(killable, source, numbers(1000, 1001), "append")  # after the versions that the killed one has pinned
     figures, saved = drive(killable, spark, job_id)

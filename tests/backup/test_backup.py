@@ -17,6 +17,9 @@ from click.testing import CliRunner
 
 from tests.backup.conftest import Client, run
 from tests.services.s3 import S3Server
+from tiltyard.backup.points import read_point
+from tiltyard.backup.prune import prune_points
+from tiltyard.backup.target import BackupTarget
 from tiltyard.cli import main
 from tiltyard.store import open_store
 
@@ -401,6 +404,29 @@ def test_prune_keeps_the_files_that_later_backups_share(tmp_path: Path, start: S
     assert "no problems" in run("backup", "verify", target)
     run("backup", "restore", target, "--root", tmp_path / "new")
     assert start(tmp_path / "new").ids("shared") == [1, 2]
+
+
+def test_prune_removes_backups_that_have_expired_but_the_latest(tmp_path: Path, start: Start) -> None:
+    target, root = tmp_path / "target", tmp_path / "root"
+    start(root).create("t", [1])
+    for days in ("1", "30", "1"):
+        run("backup", target, "--root", root, "--expire-days", days)
+    run("backup", target, "--root", root)
+    assert [" expires " in line for line in run("backup", "list", target).splitlines()] == [True, True, True, False]
+    first, *later = sorted(path.name for path in (target / "points").iterdir())
+    assert "--keep N, --expired" in run("backup", "prune", target, status=2)
+    assert "Removed 0 backups" in run("backup", "prune", target, "--expired")
+    opened = BackupTarget(str(target), {})
+    tomorrow = read_point(opened, first).taken_at + 25 * 3_600_000
+    pruned = prune_points(opened, expired_at=tomorrow)
+    assert (pruned.points, pruned.kept) == ([first, later[1]], 2)
+    run("backup", "prune", target, "--keep", 1)
+    run("backup", target, "--root", root, "--expire-days", "1")
+    [kept, latest] = sorted(path.name for path in (target / "points").iterdir())
+    assert prune_points(opened, 1, expired_at=tomorrow * 2).points == [kept]
+    assert prune_points(opened, expired_at=tomorrow * 2).points == []  # there is no newer one
+    assert "no problems" in run("backup", "verify", target, "--id", latest)
+    assert "expire-days" in run("backup", target, "--root", root, "--expire-days", "0", status=2)
 
 
 def client_version(client: Client, table: str) -> int:

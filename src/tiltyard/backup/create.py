@@ -36,6 +36,7 @@ from tiltyard.backup.points import (
 )
 from tiltyard.backup.selection import IncompleteError, TableState, check_target, select_files
 from tiltyard.backup.target import digest_chunks
+from tiltyard.config import DAY_MS
 from tiltyard.runtime.failpoints import Point as Failpoint
 from tiltyard.runtime.failpoints import reach
 from tiltyard.runtime.pool import run_together
@@ -85,14 +86,15 @@ class _Backup:
     id: str
     known: dict[str, StoredTable]
     known_at: int
+    expires_at: int
     elsewhere: dict[str, set[str]] = field(default_factory=dict)
     copied: Copied = field(default_factory=Copied)
 
 
 def create_backup(
-    ctx: Context, target: BackupTarget, progress: Callable[[str], None] = lambda line: None
+    ctx: Context, target: BackupTarget, progress: Callable[[str], None] = lambda line: None, *, expire_days: int = 0
 ) -> BackupPoint:
-    """Take a backup and return it; `progress` gets lines for people.
+    """Take a backup and return it; `progress` gets lines for people. It expires after so many days, with 0 never.
 
     Tables that are not whole in the catalog itself are named in its `problems`. Raises InvalidInputError for a target
     that cannot be one, and what the storage raises.
@@ -105,7 +107,9 @@ def create_backup(
     ):
         dump_file = Path(folder, "catalog.jsonl.gz")
         known, known_at = _known_tables(target, Path(folder))
-        backup = _Backup(ctx, target, new_point_id(ctx.clock()), known, known_at)
+        now = ctx.clock()
+        expires_at = now + expire_days * DAY_MS if expire_days else 0
+        backup = _Backup(ctx, target, new_point_id(now), known, known_at, expires_at)
         problems: dict[str, str] | None = None
         for _ in range(ATTEMPTS):
             before, header = problems, ctx.store.dump(dump_file)
@@ -330,6 +334,7 @@ def _write_point(
         copied_files=backup.copied.files,
         copied_bytes=backup.copied.size,
         problems=problems,
+        expires_at=backup.expires_at,
     )
     reach(Failpoint.BEFORE_BACKUP_POINT)
     target.write_new(f"{folder}/point.json", msgspec.json.encode(point))

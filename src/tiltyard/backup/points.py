@@ -66,7 +66,10 @@ class BackupFile(msgspec.Struct, frozen=True):
 
 
 class BackupPoint(msgspec.Struct, frozen=True):
-    """A backup. `root` is where the catalog's root was, `problems` say which tables are not whole in it, and why."""
+    """A backup. `root` is where the catalog's root was, `problems` say which tables are not whole in it, and why.
+
+    `expires_at` (ms since 1970) is from when on it may be removed as expired; 0 for one without such a date.
+    """
 
     id: str
     format: int
@@ -82,6 +85,7 @@ class BackupPoint(msgspec.Struct, frozen=True):
     copied_files: int
     copied_bytes: int
     problems: dict[str, str]
+    expires_at: int = 0
 
 
 def table_label(name: str, location: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import click
 
 from tiltyard.cli.command_groups import CommandGroup, near_words
 from tiltyard.cli.options import parse_pairs, settings_options
-from tiltyard.cli.output.cells import format_size
+from tiltyard.cli.output.cells import format_size, format_time
 from tiltyard.cli.session.failures import ExitStatus
 from tiltyard.config import ConfigError, Settings
 from tiltyard.runtime.process import refuse
@@ -20,6 +21,7 @@ from tiltyard.runtime.process import refuse
 if TYPE_CHECKING:
     from tiltyard.backup.target import BackupTarget
 
+MAX_EXPIRE_DAYS = 36_500
 PROBLEM_STATUS = 3
 """Exit status of a command that did its work, and found tables or files that are not whole."""
 
@@ -56,15 +58,20 @@ def backup() -> None:
 
 @backup.command("create", short_help="Take a backup.")
 @click.argument("target")
+@click.option(
+    "--expire-days",
+    type=click.IntRange(1, MAX_EXPIRE_DAYS),
+    help="Days until `prune --expired` removes it.",
+)
 @settings_options("root", "db")
-def create(settings: Settings, target: str) -> None:
+def create(settings: Settings, target: str, expire_days: int | None) -> None:
     """Take a backup of the catalog and of all files of its tables; files that the target has are not copied again.
 
     `tiltyard backup TARGET` is the same. Ends with status 3 where a table is not whole in the catalog itself.
 
     \b
     Example:
-      tiltyard backup s3://backups/lake --config tiltyard.toml
+      tiltyard backup s3://backups/lake --config tiltyard.toml --expire-days 35
     """
     from tiltyard.backup.create import create_backup
     from tiltyard.cli.database import open_context
@@ -72,8 +79,8 @@ def create(settings: Settings, target: str) -> None:
 
     with _refusing(), open_context(settings) as ctx:
         opened = _open_target(settings, target, creates=True)
-        point = create_backup(ctx, opened, _report)
-        record_backup(ctx, opened.location, point.id)
+        point = create_backup(ctx, opened, _report, expire_days=expire_days or 0)
+        record_backup(ctx, opened.location, point.id, point.expires_at)
     click.echo(
         f"Backup {point.id}: {point.tables} tables, {point.num_files} files, {format_size(point.num_bytes)}; "
         f"copied {point.copied_files} files, {format_size(point.copied_bytes)}."
@@ -98,7 +105,9 @@ def list_backups(settings: Settings, target: str) -> None:
         points = [read_point(opened, point_id) for point_id in list_points(opened)]
     for point in points:
         problems = f"  {len(point.problems)} tables are not whole" if point.problems else ""
-        click.echo(f"{point.id}  {point.tables:>7} tables  {format_size(point.num_bytes):>10}  {point.root}{problems}")
+        expires = f"  expires {format_time(point.expires_at)}" if point.expires_at else ""
+        size = format_size(point.num_bytes)
+        click.echo(f"{point.id}  {point.tables:>7} tables  {size:>10}  {point.root}{expires}{problems}")
     if not points:
         click.echo(f"There is no backup at {target}.")
 
@@ -164,20 +173,25 @@ def restore(settings: Settings, target: str, point_id: str, maps: tuple[str, ...
 
 @backup.command("prune", short_help="Remove old backups.")
 @click.argument("target")
-@click.option("--keep", type=click.IntRange(min=1), required=True, help="How many backups stay: the latest ones.")
+@click.option("--keep", type=click.IntRange(min=1), help="Remove all but so many of the latest backups.")
+@click.option("--expired", is_flag=True, help="Remove the backups that have expired; the latest one stays.")
 @click.option("--force", is_flag=True, help="Forget backups that were killed: none must be running.")
 @settings_options()
-def prune(settings: Settings, target: str, keep: int, force: bool) -> None:
-    """Remove all backups but the latest, and the files that no other backup needs.
+def prune(settings: Settings, target: str, keep: int | None, expired: bool, force: bool) -> None:
+    """Remove all backups but the latest ones, or those that have expired, and the files that no other backup needs.
 
     \b
-    Example:
+    Examples:
       tiltyard backup prune /mnt/backups --keep 14
+      tiltyard backup prune /mnt/backups --expired
     """
     from tiltyard.backup.prune import prune_points
 
+    if keep is None and not expired:
+        raise click.UsageError("Say which backups are to be removed: --keep N, --expired, or both.")
+    expired_at = int(time.time() * 1000) if expired else None
     with _refusing():
-        pruned = prune_points(_open_target(settings, target), keep, force=force)
+        pruned = prune_points(_open_target(settings, target), keep, expired_at=expired_at, force=force)
     if not (pruned.kept or pruned.files):
         refuse(f"There is no backup at {target}.", ExitStatus.NOT_FOUND)
     click.echo(f"Removed {len(pruned.points)} backups, {pruned.files} files, {format_size(pruned.size)}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -390,7 +391,7 @@ def test_backups_that_have_the_rows_are_listed_with_what_ends_them(catalog: Serv
     catalog = Server(root_of(catalog), gc_safety_days=0.0, allowed_roots=(str(target),))
     report = erase(catalog)
     assert report["outcome"] == "complete"
-    assert report["backups"] == [{"target": str(target), "backups": points, "newer": 0, "problem": ""}]
+    assert report["backups"] == [{"target": str(target), "backups": points, "newer": 0, "problem": "", "expire": {}}]
     told = report["to_check_by_hand"][0]
     assert f"2 backups at {target} have the rows: {points[0]} to {points[1]}" in told
     assert "prune" in told and "there are 0" in told
@@ -398,6 +399,13 @@ def test_backups_that_have_the_rows_are_listed_with_what_ends_them(catalog: Serv
     assert pruned.exit_code == 0
     again = erase(catalog)["backups"]
     assert [each["backups"] for each in again] == [points[1:]]
+    assert CliRunner().invoke(main, [*arguments, "--expire-days", "30"], catch_exceptions=False).exit_code == 0
+    report = erase(catalog)
+    [dates] = [each["expire"] for each in report["backups"]]
+    assert list(dates) == sorted(path.name for path in (target / "points").iterdir())[1:]
+    assert 29 < (min(dates.values()) / 1000 - time.time()) / 86_400 <= 30
+    told = report["to_check_by_hand"][0]
+    assert "1 of them expire, the last on" in told and "--expired" in told and "1 have no date of expiry" in told
     catalog.services.close()
 
 

@@ -6,7 +6,7 @@ Route → authenticate → bind → execute (which authorizes first, where the o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -42,6 +42,9 @@ from tiltyard.runtime.tracing import is_tracked
 from tiltyard.storage.errors import is_panic
 
 Scope = dict[str, Any]
+AsgiApplication = Callable[[Any, Receive, Send], Awaitable[None]]
+
+CONSOLE_PATH = b"/console"
 
 STOPPING = "The server stopped before this request had ended: it may be done or not, look before it is sent again."
 
@@ -62,8 +65,16 @@ class Shared:
 class Api:
     """Serves every operation of the specification over ASGI; lives as long as the process."""
 
-    def __init__(self, services: Services, connections: Connections | None = None) -> None:
+    def __init__(
+        self,
+        services: Services,
+        connections: Connections | None = None,
+        run_lifespan: AsgiApplication | None = None,
+        make_console: Callable[[Shared], AsgiApplication] | None = None,
+    ) -> None:
+        """`run_lifespan` starts and stops what lives beside it, `make_console` makes what browsers get."""
         self._services = services
+        self._run_lifespan = run_lifespan
         self._is_traced = is_tracked()
         self._pools = ThreadPools(services.settings)
         self._limits = Limits(services.settings)
@@ -79,10 +90,17 @@ class Api:
         self._databases = Databases(services, self._pools.catalog)
         self._log = RequestLog(services)
         self._pages = Pages(services, self._authentication, self._pools, self._log, self._limits, connections)
-        self._history = MetricsHistory(self._log.metrics, self._pools.catalog)
+        self._history = MetricsHistory(self._log.counts, self._pools.catalog)
+        self._console = make_console(self.shared) if make_console is not None else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one HTTP request."""
+        """Serve one HTTP request, or start and stop with the process."""
+        if scope["type"] != "http":
+            await self._serve_other(scope, receive, send)
+            return
+        if self._console is not None and _asks_for_console(scope):
+            await self._console(scope, receive, send)
+            return
         headers: Headers = dict(scope["headers"])
         log = self._log.start(scope, request_id(headers))
         exchange = Exchange(scope, headers, receive, send, log)
@@ -94,6 +112,12 @@ class Api:
                 await self._respond(scope, headers, exchange)
         finally:
             log.end()
+
+    async def _serve_other(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" and self._run_lifespan is not None:
+            await self._run_lifespan(scope, receive, send)
+        else:
+            await send({"type": "websocket.close"})
 
     async def _respond(self, scope: Scope, headers: Headers, exchange: Exchange) -> None:
         """Serve a request, and send the error that it ends with. Raises one that comes behind a response's head."""
@@ -290,6 +314,16 @@ class Api:
         self._pools.close()
         self._idempotent_requests.close()
         self._log.close()
+
+
+def _asks_for_console(scope: Scope) -> bool:
+    """Whether a request is one of the console's: by its path, or a browser's that has the server's address alone."""
+    raw_path: bytes = scope["raw_path"]
+    if raw_path == b"/":
+        return scope["method"] in ("GET", "HEAD") and any(
+            name == b"accept" and b"text/html" in value for name, value in scope["headers"]
+        )
+    return raw_path.startswith(CONSOLE_PATH) and raw_path[len(CONSOLE_PATH) : len(CONSOLE_PATH) + 1] in (b"", b"/")
 
 
 def _place_of(route: Route, named: Sequence[str]) -> Sequence[str] | None:

@@ -1,22 +1,14 @@
-"""Export metrics in Prometheus' text format: requests are counted as they end, gauges are read at each scrape."""
+"""Export metrics in Prometheus' text format: what `request_log` has counted, and gauges, read at each scrape."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
-import uuid
-from bisect import bisect_left
 from collections import Counter, defaultdict
-from contextlib import contextmanager
 from enum import StrEnum
 from ipaddress import ip_address
 from itertools import accumulate
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from lance_namespace.errors import PermissionDeniedError, ServiceUnavailableError
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -24,202 +16,38 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
 from tiltyard.access.authorization import is_administrator
+from tiltyard.api.request_log import SECONDS
 from tiltyard.model.ids import Id
 from tiltyard.model.modes import TransactionStatus
-from tiltyard.runtime.machinery import MachineFigures, read_figures
 from tiltyard.store import JobFilter
 from tiltyard.store.access.grants import TABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from prometheus_client import Metric
 
     from tiltyard.api.binding import Headers
+    from tiltyard.api.request_log import ProcessCounts, Tally
     from tiltyard.context import Context
     from tiltyard.runtime.cache import CountedCache
     from tiltyard.store import Store
 
 PATH = b"/metrics"
 MEDIA = CONTENT_TYPE_PLAIN_0_0_4
-SHARED_FOLDER = "TILTYARD_COUNTED"
-"""The environment variable that names the folder in which the processes of one server share their counts."""
 MAX_STREAMS = 1_000
 """How many running streams have a gauge: the newest."""
-SHARE_SECONDS = 1.0
-"""How often a process writes its counts."""
-
 FORWARDED = (b"forwarded", b"x-forwarded-for", b"via")
-SECONDS = (
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    20.0,
-    30.0,
-    60.0,
-    300.0,
-)
 _BOUNDS = (*map(str, SECONDS), "+Inf")
-UNROUTED = "none"
 _CACHE_RESULTS = {"hits": "hit", "misses": "miss"}
 
-log = logging.getLogger("tiltyard.api")
 
-
-class Tally(msgspec.Struct, array_like=True):
-    """The number of requests with one operation and status, their total duration, and how many took up to each SECONDS.
-
-    `first_seconds` and `first_within` are the same until the first byte of the response: that is the server's time, and
-    what follows depends on how fast the client reads.
-    """
-
-    operation: str
-    status: int
-    requests: int = 0
-    seconds: float = 0.0
-    within: list[int] = msgspec.field(default_factory=lambda: [0] * (len(SECONDS) + 1))
-    first_seconds: float = 0.0
-    first_within: list[int] = msgspec.field(default_factory=lambda: [0] * (len(SECONDS) + 1))
-
-
-class ProcessCounts(msgspec.Struct):
-    """The counts of one process since it started, and its loads: how much waits, runs, is cached or was lost."""
-
-    pid: int
-    running: int
-    tallies: list[Tally]
-    loads: dict[str, float] = {}  # msgspec copies it
-    routes: dict[str, int] = {}
-    """Queries that each route has answered."""
-    appends: dict[str, int] = {}
-    """Appends that were committed by each route."""
-    machinery: list[MachineFigures] = []
-    decisions: dict[str, int] = {}
-    """Decisions of services outside, by service and outcome."""
-    decision_seconds: dict[str, float] = {}
-    """How long they were waited for, by service."""
-
-
-class Metrics:
-    """The counts of one process. Belongs to its event loop.
-
-    To count a request takes a microsecond: prometheus_client's own counters take ten where processes share them, a
-    tenth of what a short request takes. So only its metric families are used, made at each scrape, and processes share
-    their counts once a second.
-    """
-
-    def __init__(self) -> None:
-        self._running = 0
-        self._tallies: dict[tuple[str, int], Tally] = {}
-        self.read_loads: Callable[[], Mapping[str, float]] = dict
-        """Reads the loads of this process, once whoever knows them has said how."""
-        self.read_routes: Callable[[], Mapping[str, int]] = dict
-        """Reads how many queries each route has answered, likewise."""
-        self.read_appends: Callable[[], Mapping[str, int]] = dict
-        """Reads how many appends were committed by each route, likewise."""
-        self.read_decisions: Callable[[], Mapping[str, int]] = dict
-        """Reads how many decisions of services outside there were, by service and outcome, likewise."""
-        self.read_decision_seconds: Callable[[], Mapping[str, float]] = dict
-        """Reads how long they were waited for, by service, likewise."""
-        folder = os.environ.get(SHARED_FOLDER)
-        self._file = Path(folder) / f"{os.getpid()}-{uuid.uuid4().hex}.json" if folder else None
-        self._share_timer: asyncio.TimerHandle | None = None
-
-    def start_request(self) -> None:
-        """Count a request as running."""
-        self._running += 1
-        if self._share_timer is None and self._file is not None:
-            self._share_timer = asyncio.get_running_loop().call_later(SHARE_SECONDS, self._share)
-
-    def end_request(self, operation: str, status: int, seconds: float, first_seconds: float | None = None) -> None:
-        """Count a request as ended; `operation` is "" for one without a route.
-
-        `first_seconds` is when the first byte of its response was sent; None: at its end.
-        """
-        first = seconds if first_seconds is None else first_seconds
-        self._running -= 1
-        tally = self._tallies.get((operation, status))
-        if tally is None:
-            tally = self._tallies[operation, status] = Tally(operation or UNROUTED, status)
-        tally.requests += 1
-        tally.seconds += seconds
-        tally.within[bisect_left(SECONDS, seconds)] += 1
-        tally.first_seconds += first
-        tally.first_within[bisect_left(SECONDS, first)] += 1
-
-    def discard_request(self) -> None:
-        """Count a request as running no more, and as none that was answered here."""
-        self._running -= 1
-
-    def encoded(self) -> bytes:
-        """Return the counts of this process until now."""
-        return msgspec.json.encode(
-            ProcessCounts(
-                pid=os.getpid(),
-                running=self._running,
-                tallies=list(self._tallies.values()),
-                loads=dict(self.read_loads()),
-                routes=dict(self.read_routes()),
-                appends=dict(self.read_appends()),
-                machinery=read_figures(),
-                decisions=dict(self.read_decisions()),
-                decision_seconds=dict(self.read_decision_seconds()),
-            )
-        )
-
-    def read_processes(self, counts: bytes) -> list[ProcessCounts]:
-        """Return the counts of all processes of this server, this one's first, `counts` (`encoded`)."""
-        return [_decoder.decode(counts), *self._counts_of_other_processes()]
-
-    def export(self, counts: bytes, state: State) -> bytes:
-        """Return all metrics in Prometheus' format; reads the database, so it takes a thread.
-
-        `counts` are those of this process (`encoded`).
-        """
-        registry = CollectorRegistry()
-        registry.register(_Requests(self.read_processes(counts)))
-        registry.register(state)
-        return generate_latest(registry)
-
-    def share(self) -> None:
-        """Have the other processes know of this one, before it has counted anything."""
-        if self._file is not None:
-            if self._share_timer is not None:
-                self._share_timer.cancel()
-            self._share()
-
-    def _share(self) -> None:
-        assert self._file is not None
-        self._share_timer = None
-        new = self._file.with_suffix(".new")
-        try:
-            new.write_bytes(self.encoded())
-            new.rename(self._file)
-        except OSError as error:  # a full disk: no request fails for want of a count
-            log.warning("cannot share the counts of this process with the others: %s", error)
-        if self._running:  # the end of what runs now has not been shared
-            self._share_timer = asyncio.get_running_loop().call_later(SHARE_SECONDS, self._share)
-
-    def _counts_of_other_processes(self) -> Iterator[ProcessCounts]:
-        if self._file is None:
-            return
-        for file in sorted(self._file.parent.glob("*.json")):
-            if file != self._file:
-                yield _decoder.decode(file.read_bytes())
-
-
-_decoder = msgspec.json.Decoder(ProcessCounts)
+def export(processes: Sequence[ProcessCounts], state: State) -> bytes:
+    """Return all metrics in Prometheus' format; reads the database, so it takes a thread."""
+    registry = CollectorRegistry()
+    registry.register(_Requests(processes))
+    registry.register(state)
+    return generate_latest(registry)
 
 
 class _Requests(Collector):
@@ -454,14 +282,6 @@ def _event_families() -> tuple[GaugeMetricFamily, GaugeMetricFamily, GaugeMetric
         ),
         GaugeMetricFamily("tiltyard_event_dead_letters", "Events that a sink did not take.", labels=("sink",)),
     )
-
-
-@contextmanager
-def shared_metrics() -> Iterator[None]:
-    """Make a folder in which the processes started within this context share their counts."""
-    with TemporaryDirectory(prefix="tiltyard-metrics-") as folder:
-        os.environ[SHARED_FOLDER] = folder
-        yield
 
 
 def is_local_request(scope: Mapping[str, Any], headers: Headers) -> bool:

@@ -17,12 +17,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tiltyard.api.metrics import SECONDS, UNROUTED, is_alive
+from tiltyard.api.metrics import is_alive
+from tiltyard.api.request_log import SECONDS, UNROUTED
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from tiltyard.api.metrics import Metrics, ProcessCounts, Tally
+    from tiltyard.api.request_log import ProcessCounts, RequestCounts, Tally
 
 INTERVAL_SECONDS = 30.0
 SAMPLES = 480
@@ -88,8 +89,8 @@ class OperationFigures:
 class MetricsHistory:
     """The ring of one process. `start` and `stop` belong to its event loop, all else may be called in any thread."""
 
-    def __init__(self, metrics: Metrics, pool: Executor, clock: Callable[[], float] = time.time) -> None:
-        self._metrics = metrics
+    def __init__(self, counts: RequestCounts, pool: Executor, clock: Callable[[], float] = time.time) -> None:
+        self._counts = counts
         self._pool = pool
         self._clock = clock
         self._samples: deque[Sample] = deque(maxlen=SAMPLES)
@@ -113,13 +114,13 @@ class MetricsHistory:
     def _note(self) -> None:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(INTERVAL_SECONDS, self._note)
-        self._metrics.share()
-        noting = loop.run_in_executor(self._pool, self.add, self._metrics.encoded())
+        self._counts.share()
+        noting = loop.run_in_executor(self._pool, self.add, self._counts.encoded())
         noting.add_done_callback(_log_failure)
 
     def add(self, counts: bytes) -> None:
         """Add the sample of the interval that ends now; the first call begins the first one."""
-        processes = self._metrics.read_processes(counts)
+        processes = self._counts.read_processes(counts)
         totals = Totals.of(processes, self._clock())
         if self._before is not None:
             self._samples.append(make_sample(self._before, totals, processes))
@@ -127,7 +128,7 @@ class MetricsHistory:
 
     def current(self, counts: bytes) -> Sample:
         """Return the figures since the last sample, which stays the last one."""
-        processes = self._metrics.read_processes(counts)
+        processes = self._counts.read_processes(counts)
         totals = Totals.of(processes, self._clock())
         return make_sample(self._before or totals, totals, processes)
 

@@ -93,12 +93,12 @@ class Pages:
         self._limits = limits
         self._connections = connections
         self._events = event_stream.EventStreams(services, authentication, pools)
-        log.metrics.read_loads = self._gauges
-        log.metrics.read_routes = services.route_counts.read
-        log.metrics.read_appends = services.append_counts.read
+        log.counts.read_loads = self._gauges
+        log.counts.read_routes = services.route_counts.read
+        log.counts.read_appends = services.append_counts.read
         if services.decisions is not None:
-            log.metrics.read_decisions = services.decisions.counts
-            log.metrics.read_decision_seconds = services.decisions.seconds
+            log.counts.read_decisions = services.decisions.counts
+            log.counts.read_decision_seconds = services.decisions.seconds
 
     async def serve(self, scope: dict[str, Any], headers: Headers, exchange: Exchange) -> None:
         """Serve one page. Raises HttpError 405, and for foreign pages in a browser what operations raise."""
@@ -130,9 +130,13 @@ class Pages:
             ctx = Context(self._services, exchange.request_id, principal=principal)
             await loop.run_in_executor(self._pools.catalog, metrics.check_reader, ctx)
         state = metrics.State(self._services.store, self._gauges, self._services.storage.datasets.shared_caches)
-        counts = self._log.metrics
-        text = await loop.run_in_executor(self._pools.catalog, counts.export, counts.encoded(), state)
+        encoded = self._log.counts.encoded()
+        text = await loop.run_in_executor(self._pools.catalog, self._export, encoded, state)
         await exchange.send(200, text, metrics.MEDIA)
+
+    def _export(self, encoded: bytes, state: metrics.State) -> bytes:
+        """Return the metrics of all processes; `encoded` are the counts of this one."""
+        return metrics.export(self._log.counts.read_processes(encoded), state)
 
     def _gauges(self) -> dict[str, float]:
         """Return how much waits, runs, is cached or was lost in this process, by name."""

@@ -1,24 +1,31 @@
-"""Record each request in the audit log and the metrics."""
+"""Record each request: count it and its time, for the metrics of all processes of a server, and write the audit log."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import uuid
+from bisect import bisect_left
 from collections.abc import Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from tiltyard.api.metrics import Metrics
 from tiltyard.audit import object_ids, open_trail, redact_context, sanitize_text
 from tiltyard.audit.trail import AuditLevel
 from tiltyard.model.modes import Outcome
+from tiltyard.runtime.machinery import MachineFigures, read_figures
 from tiltyard.store import AuditRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from tiltyard.api.binding import Segments
     from tiltyard.context import Context, Services
@@ -28,10 +35,41 @@ if TYPE_CHECKING:
 
 REFUSALS = frozenset({401, 403, 429})
 SEE_AS = "see_as"
+"""The entry of a record's context that names the principal as whom an administrator looked; no client can set it."""
 DECISIONS = "decisions"
 """The entry that has what services outside have decided of the request; no client can set it either."""
 MAX_REQUEST_ID = 128
 """Characters of an id that a client gives its request."""
+
+SHARED_FOLDER = "TILTYARD_COUNTED"
+"""The environment variable that names the folder in which the processes of one server share their counts."""
+SHARE_SECONDS = 1.0
+"""How often a process writes its counts."""
+
+SECONDS = (
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    20.0,
+    30.0,
+    60.0,
+    300.0,
+)
+UNROUTED = "none"
+"""What requests without an operation are counted as."""
+
+log = logging.getLogger("tiltyard.api")
 
 _random = Random()  # noqa: S311  # for ids of requests, which are no secrets
 
@@ -44,9 +82,6 @@ def request_id(headers: Mapping[bytes, bytes]) -> str:
     return _random.randbytes(16).hex()
 
 
-"""The entry of a record's context that names the principal as whom an administrator looked; no client can set it."""
-
-
 class _Objects(msgspec.Struct):
     """The ids of a query's tables, as the audit log reads them from a request."""
 
@@ -57,18 +92,161 @@ class _Object(msgspec.Struct):
     id: list[str]
 
 
+class Tally(msgspec.Struct, array_like=True):
+    """The number of requests with one operation and status, their total duration, and how many took up to each SECONDS.
+
+    `first_seconds` and `first_within` are the same until the first byte of the response: that is the server's time, and
+    what follows depends on how fast the client reads.
+    """
+
+    operation: str
+    status: int
+    requests: int = 0
+    seconds: float = 0.0
+    within: list[int] = msgspec.field(default_factory=lambda: [0] * (len(SECONDS) + 1))
+    first_seconds: float = 0.0
+    first_within: list[int] = msgspec.field(default_factory=lambda: [0] * (len(SECONDS) + 1))
+
+
+class ProcessCounts(msgspec.Struct):
+    """The counts of one process since it started, and its loads: how much waits, runs, is cached or was lost."""
+
+    pid: int
+    running: int
+    tallies: list[Tally]
+    loads: dict[str, float] = {}  # msgspec copies it
+    routes: dict[str, int] = {}
+    """Queries that each route has answered."""
+    appends: dict[str, int] = {}
+    """Appends that were committed by each route."""
+    machinery: list[MachineFigures] = []
+    decisions: dict[str, int] = {}
+    """Decisions of services outside, by service and outcome."""
+    decision_seconds: dict[str, float] = {}
+    """How long they were waited for, by service."""
+
+
+class RequestCounts:
+    """The counts of one process. Belongs to its event loop.
+
+    To count a request takes a microsecond: prometheus_client's own counters take ten where processes share them, a
+    tenth of what a short request takes. So only its metric families are used, made at each scrape, and processes share
+    their counts once a second.
+    """
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._tallies: dict[tuple[str, int], Tally] = {}
+        self.read_loads: Callable[[], Mapping[str, float]] = dict
+        """Reads the loads of this process, once whoever knows them has said how."""
+        self.read_routes: Callable[[], Mapping[str, int]] = dict
+        """Reads how many queries each route has answered, likewise."""
+        self.read_appends: Callable[[], Mapping[str, int]] = dict
+        """Reads how many appends were committed by each route, likewise."""
+        self.read_decisions: Callable[[], Mapping[str, int]] = dict
+        """Reads how many decisions of services outside there were, by service and outcome, likewise."""
+        self.read_decision_seconds: Callable[[], Mapping[str, float]] = dict
+        """Reads how long they were waited for, by service, likewise."""
+        folder = os.environ.get(SHARED_FOLDER)
+        self._file = Path(folder) / f"{os.getpid()}-{uuid.uuid4().hex}.json" if folder else None
+        self._share_timer: asyncio.TimerHandle | None = None
+
+    def start_request(self) -> None:
+        """Count a request as running."""
+        self._running += 1
+        if self._share_timer is None and self._file is not None:
+            self._share_timer = asyncio.get_running_loop().call_later(SHARE_SECONDS, self._share)
+
+    def end_request(self, operation: str, status: int, seconds: float, first_seconds: float | None = None) -> None:
+        """Count a request as ended; `operation` is "" for one without a route.
+
+        `first_seconds` is when the first byte of its response was sent; None: at its end.
+        """
+        first = seconds if first_seconds is None else first_seconds
+        self._running -= 1
+        tally = self._tallies.get((operation, status))
+        if tally is None:
+            tally = self._tallies[operation, status] = Tally(operation or UNROUTED, status)
+        tally.requests += 1
+        tally.seconds += seconds
+        tally.within[bisect_left(SECONDS, seconds)] += 1
+        tally.first_seconds += first
+        tally.first_within[bisect_left(SECONDS, first)] += 1
+
+    def discard_request(self) -> None:
+        """Count a request as running no more, and as none that was answered here."""
+        self._running -= 1
+
+    def encoded(self) -> bytes:
+        """Return the counts of this process until now."""
+        return msgspec.json.encode(
+            ProcessCounts(
+                pid=os.getpid(),
+                running=self._running,
+                tallies=list(self._tallies.values()),
+                loads=dict(self.read_loads()),
+                routes=dict(self.read_routes()),
+                appends=dict(self.read_appends()),
+                machinery=read_figures(),
+                decisions=dict(self.read_decisions()),
+                decision_seconds=dict(self.read_decision_seconds()),
+            )
+        )
+
+    def read_processes(self, counts: bytes) -> list[ProcessCounts]:
+        """Return the counts of all processes of this server, this one's first, `counts` (`encoded`)."""
+        return [_decoder.decode(counts), *self._counts_of_other_processes()]
+
+    def share(self) -> None:
+        """Have the other processes know of this one, before it has counted anything."""
+        if self._file is not None:
+            if self._share_timer is not None:
+                self._share_timer.cancel()
+            self._share()
+
+    def _share(self) -> None:
+        assert self._file is not None
+        self._share_timer = None
+        new = self._file.with_suffix(".new")
+        try:
+            new.write_bytes(self.encoded())
+            new.rename(self._file)
+        except OSError as error:  # a full disk: no request fails for want of a count
+            log.warning("cannot share the counts of this process with the others: %s", error)
+        if self._running:  # the end of what runs now has not been shared
+            self._share_timer = asyncio.get_running_loop().call_later(SHARE_SECONDS, self._share)
+
+    def _counts_of_other_processes(self) -> Iterator[ProcessCounts]:
+        if self._file is None:
+            return
+        for file in sorted(self._file.parent.glob("*.json")):
+            if file != self._file:
+                yield _decoder.decode(file.read_bytes())
+
+
+_decoder = msgspec.json.Decoder(ProcessCounts)
+
+
+@contextmanager
+def shared_counts() -> Iterator[None]:
+    """Make a folder in which the processes started within this context share their counts."""
+    with TemporaryDirectory(prefix="tiltyard-metrics-") as folder:
+        os.environ[SHARED_FOLDER] = folder
+        yield
+
+
 class RequestLog:
-    """The audit trail and the metrics of one process."""
+    """The audit trail and the counts of one process."""
 
     def __init__(self, services: Services) -> None:
         self.trail = open_trail(services.settings, services.store)
         self.is_audited = self.trail.level is not AuditLevel.OFF
-        self.metrics = Metrics()
+        self.counts = RequestCounts()
         self.clock = services.clock
 
     def start(self, scope: dict[str, Any], request_id: str) -> LoggedRequest:
         """Start the record of a request."""
-        self.metrics.start_request()
+        self.counts.start_request()
         return LoggedRequest(self, scope, request_id)
 
     def gauges(self) -> dict[str, float]:
@@ -177,9 +355,7 @@ class LoggedRequest:
     def end(self) -> None:
         """Count the request in the metrics, and record its outcome: its response has been sent, or was cut."""
         log = self._log
-        log.metrics.end_request(
-            self.operation, self.status, perf_counter() - self._started_at, self._first_byte_seconds
-        )
+        log.counts.end_request(self.operation, self.status, perf_counter() - self._started_at, self._first_byte_seconds)
         if (
             not log.is_audited
             or self.forwarded_for is not None
@@ -193,7 +369,7 @@ class LoggedRequest:
 
     def discard(self) -> None:
         """Record nothing of the request: another process does."""
-        self._log.metrics.discard_request()
+        self._log.counts.discard_request()
 
     def _outcome(self) -> Outcome:
         if self.status in REFUSALS:

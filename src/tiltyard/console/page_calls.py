@@ -41,9 +41,8 @@ if TYPE_CHECKING:
     from tiltyard.api.app import Shared
     from tiltyard.api.deadlines import Deadline
     from tiltyard.api.limits.requests import QuerySlot
-    from tiltyard.api.metrics import ProcessCounts
     from tiltyard.api.metrics_history import MetricsHistory
-    from tiltyard.api.request_log import LoggedRequest
+    from tiltyard.api.request_log import LoggedRequest, ProcessCounts
     from tiltyard.model.ids import Id
     from tiltyard.model.operations import ArrowAnswer, BytesAnswer, Handler
     from tiltyard.model.principals import Principal
@@ -115,11 +114,11 @@ class PageCalls:
 
     def read_counts(self) -> bytes:
         """Return the counts of this process until now, as `MetricsHistory` and `read_processes` take them."""
-        return self._on_loop(self._shared.log.metrics.encoded)
+        return self._on_loop(self._shared.log.counts.encoded)
 
     def read_processes(self, counts: bytes) -> list[ProcessCounts]:
         """Return the counts of all processes of this server."""
-        return self._shared.log.metrics.read_processes(counts)
+        return self._shared.log.counts.read_processes(counts)
 
     @property
     def _is_seen_as(self) -> bool:

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from tiltyard.api.app import Shared
     from tiltyard.console.app import Console
 
-CONSOLE_PATH = b"/console"
 DRAIN_SECONDS = 6
 WORKER_SECONDS = 2.0
 """How long workers may take to stop."""
@@ -54,37 +53,23 @@ BALANCING_LOOP = "tiltyard.server.connection_balancing:BalancingLoop"
 log = logging.getLogger("tiltyard")
 
 
-class Application:
-    """The ASGI application of one process: the API, and a worker beside it for as long as it serves."""
+class ServedApi:
+    """The API of one process, which is its ASGI application, and a worker beside it for as long as it serves."""
 
     def __init__(
         self, services: Services, on_started: Callable[[], None] = lambda: None, flight: FlightAddress | None = None
     ) -> None:
-        """Make the application; `on_started` is called once it answers requests, `flight` is where it serves SQL."""
+        """Make the API; `on_started` is called once it answers requests, `flight` is where it serves SQL."""
         self._services = services
         settings = services.settings
         self._on_started = on_started
         self._connections = Connections(settings, connection_limit(settings.max_connections))
-        self._api = Api(services, self._connections)
-        self._console = ConsoleMount(self._api.shared) if settings.console else None
+        make_console = ConsoleMount if settings.console else None
+        self.api = Api(services, self._connections, self._run_lifespan, make_console)
         self._flight_address = flight
         self._flight: FlightListener | None = None
         # Of several server processes none runs jobs: each would start a Spark of its own.
         self._work = BackgroundWork(services, "server", settings.jobs, has_drivers=settings.workers == 1)
-
-    async def __call__(
-        self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
-    ) -> None:
-        """Serve a request, or start and stop with the process."""
-        if scope["type"] == "http":
-            if self._console is not None and asks_for_console(scope):
-                await self._console(scope, receive, send)
-            else:
-                await self._api(scope, receive, send)
-        elif scope["type"] == "lifespan":
-            await self._run_lifespan(scope, receive, send)
-        else:
-            await send({"type": "websocket.close"})
 
     async def _run_lifespan(
         self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
@@ -97,15 +82,15 @@ class Application:
         tune_garbage_collector()
         give_memory_back(self._services.storage.datasets.vector_cache)
         await send({"type": "lifespan.startup.complete"})
-        self._api.start()
+        self.api.start()
         self._on_started()
         if self._flight_address is not None:
-            self._flight = FlightListener(self._flight_address, self._api.shared, self._connections)
+            self._flight = FlightListener(self._flight_address, self.api.shared, self._connections)
         await receive()
         if self._flight is not None:
             await self._flight.stop()
         self._work.stop()
-        self._api.close()
+        self.api.close()
         self._services.close()
         close_machinery()
         await send({"type": "lifespan.shutdown.complete"})
@@ -158,11 +143,11 @@ def open_services_or_refuse(settings: Settings) -> Services:
         refuse(describe(error))
 
 
-def http_server(settings: Settings, application: Application, loop: str) -> uvicorn.Server:
+def http_server(settings: Settings, api: Api, loop: str) -> uvicorn.Server:
     """Return the HTTP server of one process, on an event loop of this name."""
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     config = uvicorn.Config(
-        application,
+        api,
         http=HttpProtocol,
         loop=loop,
         ws="none",
@@ -182,7 +167,7 @@ def serve_shared_socket(
     """Serve in one of several processes on the socket that they share, until a signal stops it."""
     services = open_services_or_refuse(bound_vectors(settings))
     exit_on_signals()
-    server = http_server(settings, Application(services, on_started, flight), BALANCING_LOOP)
+    server = http_server(settings, ServedApi(services, on_started, flight).api, BALANCING_LOOP)
     server.run(sockets=[listener])
     exit_now()
 
@@ -223,16 +208,6 @@ def exit_now(status: int = 0) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
-
-
-def asks_for_console(scope: Any) -> bool:
-    """Whether a request is one of the console's: by its path, or a browser's that has the server's address alone."""
-    raw_path: bytes = scope["raw_path"]
-    if raw_path == b"/":
-        return scope["method"] in ("GET", "HEAD") and any(
-            name == b"accept" and b"text/html" in value for name, value in scope["headers"]
-        )
-    return raw_path.startswith(CONSOLE_PATH) and raw_path[len(CONSOLE_PATH) : len(CONSOLE_PATH) + 1] in (b"", b"/")
 
 
 class ConsoleMount:

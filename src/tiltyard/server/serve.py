@@ -16,8 +16,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import NoReturn
 
+from tiltyard.api.app import CONSOLE_PATH
 from tiltyard.api.limits.rates import shared_rates
-from tiltyard.api.metrics import shared_metrics
+from tiltyard.api.request_log import shared_counts
 from tiltyard.audit import check_audit_file
 from tiltyard.config import Settings
 from tiltyard.context import do_nothing
@@ -31,9 +32,8 @@ from tiltyard.server.log_setup import set_up_logging
 from tiltyard.server.memory import bound_vectors, give_memory_back
 from tiltyard.server.process import (
     BALANCING_LOOP,
-    CONSOLE_PATH,
-    Application,
     BackgroundWork,
+    ServedApi,
     exit_now,
     exit_on_signals,
     http_server,
@@ -69,7 +69,7 @@ def run_server(
     url_host = f"[{host}]" if ":" in host else host
     # uvloop's own server does not let us limit how many connections are at their TLS handshake.
     loop = BALANCING_LOOP if settings.tls_certificate else "uvloop"
-    server = None if settings.workers > 1 else http_server(settings, Application(services, flight=flight), loop)
+    server = None if settings.workers > 1 else http_server(settings, ServedApi(services, flight=flight).api, loop)
     ending = ExitStack()
     ending.callback(on_exit)
     exit_on_signals(ending.close)  # before the line below says that there is a server to stop
@@ -99,7 +99,7 @@ def _supervise(settings: Settings, listener: socket.socket, flight: FlightAddres
         return start_python("server", "Answers requests, one of several", "spawn", run_child, arguments)
 
     with ExitStack() as stack:
-        for shared in (shared_metrics(), shared_rates(), shared_connection_counts(settings.workers)):
+        for shared in (shared_counts(), shared_rates(), shared_connection_counts(settings.workers)):
             stack.enter_context(shared)
         if flight is not None:
             sockets = sockets_folder()

@@ -37,7 +37,7 @@ NOT_SWEPT = {
     r"tables\.versions\.(tags|branches|cherry_pick|clone|reference_changes):.*": _SERVED,
     r"tables\.erasure\..*": "the job is killed at each of its steps: `tests/tables/erasure`",
     r"tables\.upkeep\.(garbage|repair|automatic_refreshes|upkeep_job):.*": "model `collection`, `tests/tables/upkeep`",
-    r"(api\.metrics|server\..*|sql\..*|worker\.driver.*|runtime\..*|storage\.(disk_cache\..*|locks)):.*": _PROCESS,
+    r"(api\.request_log|server\..*|sql\..*|worker\.driver.*|runtime\..*|storage\.(disk_cache\..*|locks)):.*": _PROCESS,
     r"(cli|console|lake)\..*": "files of a person who runs a command, or of an upload, which is sent again",
     r"catalog\.mounts\.table_moves:_add_staged|store\.mounts\..*": "copies and dropped mirrors: `tests/mounts/served`",
     r"backup\.create:_copy_source": "sources of functions, copied as files are: `tests/backup`",

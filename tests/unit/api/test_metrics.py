@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tiltyard.api import metrics
-from tiltyard.api.metrics import SHARED_FOLDER, Metrics, State
+from tiltyard.api import metrics, request_log
+from tiltyard.api.request_log import SHARED_FOLDER, RequestCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that processes share."""
     monkeypatch.setenv(SHARED_FOLDER, str(tmp_path))
-    monkeypatch.setattr(metrics, "SHARE_SECONDS", 0.01)
+    monkeypatch.setattr(request_log, "SHARE_SECONDS", 0.01)
     return tmp_path
 
 
@@ -54,10 +54,10 @@ class _NoStore:
         return {}
 
 
-def samples(counts: Metrics) -> dict[tuple[str, ...], float]:
+def samples(counts: RequestCounts) -> dict[tuple[str, ...], float]:
     """Values by name and labels, as one process answers them."""
     store: Store = _NoStore()  # type: ignore[assignment]  # all that a State asks of it
-    text = counts.export(counts.encoded(), State(store, dict)).decode()
+    text = metrics.export(counts.read_processes(counts.encoded()), metrics.State(store, dict)).decode()
     return {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
@@ -66,7 +66,7 @@ def samples(counts: Metrics) -> dict[tuple[str, ...], float]:
 
 
 def test_time_is_counted_in_the_buckets_that_it_is_within() -> None:
-    counts = Metrics()
+    counts = RequestCounts()
     for seconds in (0.0005, 0.0006, 0.3, 100.0):
         counts.start_request()
         counts.end_request("DescribeTable", 200, seconds, first_seconds=seconds / 1000)
@@ -100,7 +100,7 @@ def counted(*calls: Callable[[], None]) -> None:
 
 
 def test_processes_tell_what_ended_and_what_runs(shared: Path) -> None:
-    first, second = Metrics(), Metrics()
+    first, second = RequestCounts(), RequestCounts()
     listed = "ListTables", 200, 0.1
     counted(
         second.start_request,
@@ -115,7 +115,7 @@ def test_processes_tell_what_ended_and_what_runs(shared: Path) -> None:
 
 
 def test_a_request_is_told_however_long_it_runs(shared: Path) -> None:
-    first, second = Metrics(), Metrics()
+    first, second = RequestCounts(), RequestCounts()
 
     async def run() -> None:
         second.start_request()
@@ -132,7 +132,7 @@ def test_a_request_is_told_however_long_it_runs(shared: Path) -> None:
 def test_what_a_killed_process_ran_runs_no_more_and_what_it_ended_stays(shared: Path) -> None:
     killed = subprocess.Popen([sys.executable, "-c", ""])
     killed.wait()
-    second = Metrics()
+    second = RequestCounts()
     counted(second.start_request, second.start_request, lambda: second.end_request("ListTables", 200, 0.1))
     [file] = shared.glob("*.json")
     saved = msgspec.json.decode(file.read_bytes())
@@ -143,7 +143,7 @@ def test_what_a_killed_process_ran_runs_no_more_and_what_it_ended_stays(shared: 
 
 
 def test_requests_are_counted_where_nothing_can_be_written(shared: Path, caplog: pytest.LogCaptureFixture) -> None:
-    counts = Metrics()
+    counts = RequestCounts()
     shared.rename(shared.with_name("moved"))
     counted(counts.start_request, lambda: counts.end_request("ListTables", 200, 0.1))
     assert "cannot share the counts of this process" in caplog.text

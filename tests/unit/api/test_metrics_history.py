@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tiltyard.api import metrics_history
-from tiltyard.api.metrics import SECONDS, SHARED_FOLDER, Metrics
 from tiltyard.api.metrics_history import MetricsHistory, operation_figures, quantile
+from tiltyard.api.request_log import SECONDS, SHARED_FOLDER, RequestCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ class Clock:
         return self.now
 
 
-def count(metrics: Metrics, operation: str, status: int, seconds: float, times: int = 1) -> None:
+def count(metrics: RequestCounts, operation: str, status: int, seconds: float, times: int = 1) -> None:
     for _ in range(times):
         metrics.start_request()
         metrics.end_request(operation, status, seconds)
@@ -48,7 +48,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_sample_has_what_was_counted_in_its_interval(pool: ThreadPoolExecutor) -> None:
-    metrics, clock = Metrics(), Clock()
+    metrics, clock = RequestCounts(), Clock()
     metrics.read_loads = lambda: {"queries waiting for a thread": 3, "bytes of rows in memory": 99}
     history = MetricsHistory(metrics, pool, clock)
     count(metrics, "ListTables", 200, 0.2, 50)
@@ -74,7 +74,7 @@ def test_sample_has_what_was_counted_in_its_interval(pool: ThreadPoolExecutor) -
 
 def test_ring_holds_the_last_samples_alone(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_history, "SAMPLES", 5)
-    metrics, clock = Metrics(), Clock()
+    metrics, clock = RequestCounts(), Clock()
     history = MetricsHistory(metrics, pool, clock)
     for _ in range(9):
         clock.now += 10
@@ -87,7 +87,7 @@ def test_processes_have_the_figures_of_all_of_them_from_their_start(
 ) -> None:
     monkeypatch.setenv(SHARED_FOLDER, str(tmp_path))
     monkeypatch.setattr(metrics_history, "INTERVAL_SECONDS", 0.05)
-    first, second = Metrics(), Metrics()
+    first, second = RequestCounts(), RequestCounts()
     history = MetricsHistory(first, pool)
 
     async def run() -> None:
@@ -116,7 +116,7 @@ def test_quantiles_lie_between_the_bounds_of_their_bucket() -> None:
 
 
 def test_operations_are_told_by_requests(pool: ThreadPoolExecutor) -> None:
-    metrics = Metrics()
+    metrics = RequestCounts()
     count(metrics, "ListTables", 200, 0.2, 2)
     count(metrics, "QueryTable", 200, 0.2, 3)
     count(metrics, "QueryTable", 503, 0.2, 1)

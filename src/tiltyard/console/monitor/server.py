@@ -19,8 +19,8 @@ from tiltyard.worker.process_record import INTERVAL_SECONDS as HEARTBEAT_SECONDS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from tiltyard.api.metrics import ProcessCounts
     from tiltyard.api.metrics_history import Sample
+    from tiltyard.api.request_log import ProcessCounts
     from tiltyard.console.page_calls import PageCalls
     from tiltyard.runtime.machinery import MachineFigures
 

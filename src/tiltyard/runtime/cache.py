@@ -273,16 +273,16 @@ def held_bytes(*objects: object) -> int:
 
 
 MAX_FACTS_BYTES = 32 << 20
-"""What is kept of things that never change: of 25,000 versions, or of 35,000 data files."""
+"""What is kept of things that never change: of 25,000 versions, of 35,000 data files, or of 50,000 folders."""
 _ENTRY_BYTES = 256
 """What an entry of a cache takes, without its key and its value."""
 
 lasting_facts: Cache[tuple[Hashable, ...], Any] = Cache(
     "lasting facts",
-    "What was read of things that never change: manifests, data files, schemas of a registry",
+    "What was read of things that never change: manifests, data files, schemas; how synced folders looked",
     max_bytes=MAX_FACTS_BYTES,
     size_of=lambda key, fact: _ENTRY_BYTES + held_bytes(key, fact),
-    invalidated_by="nothing: a manifest that took the place of another has another entity tag, by which it is known",
+    invalidated_by="nothing: a manifest in the place of another has another entity tag, a folder that changed looks so",
 )
 """By what was read, and of what."""
 

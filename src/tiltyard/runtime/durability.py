@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import uuid4
 
-from tiltyard.runtime.cache import Cache
+from tiltyard.runtime.cache import lasting_facts
 from tiltyard.runtime.pool import run_in_background, run_together
 
 if TYPE_CHECKING:
@@ -67,8 +67,9 @@ _MIN_LINUX = 5, 8
 """The first Linux whose syncfs reports write errors."""
 _TIMESTAMP_NS = 200_000_000
 """Changes of a folder within so many nanoseconds may have one timestamp: the clock of file systems is a coarse one."""
-MAX_SEEN = 100_000
-"""Folders of which is known how they looked when they were synced, or their files checked."""
+
+_SYNCED = "synced"
+"""The fact of a folder how it looked when it was synced."""
 
 MISSING = "missing"
 """The fault of a file that is not there."""
@@ -110,14 +111,6 @@ class Durability:
     Methods raise BrokenFileError for a file that is not whole, and OSError.
     """
 
-    def __init__(self) -> None:
-        self.seen: Cache[str, object] = Cache(
-            "checked on disk",
-            "Folders that were synced and folders of tags that were whole, with how they looked then",
-            max_entries=MAX_SEEN,
-            invalidated_by="another look of the folder",
-        )
-
     def make_durable(
         self, files: Iterable[WrittenFile | str], below: str, *, folders: Iterable[str] = (), missing_ok: bool = False
     ) -> None:
@@ -154,7 +147,7 @@ class Durability:
 
     def _is_synced(self, folder: str) -> bool:
         """Return whether a folder was synced here since its entries last changed."""
-        known = self.seen.get(folder)
+        known = lasting_facts.get((_SYNCED, folder))
         if known is None:
             return False
         try:
@@ -188,7 +181,7 @@ class Durability:
         finally:
             os.close(descriptor)
         if began_ns - stamp[2] > _TIMESTAMP_NS:
-            self.seen.put(folder, stamp)
+            lasting_facts.put((_SYNCED, folder), stamp)
 
     @contextmanager
     def writing_back(self, folder: str) -> Iterator[None]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
+from tiltyard.runtime.cache import lasting_facts
 from tiltyard.runtime.durability import MISSING, describe_fault
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
@@ -19,7 +20,6 @@ from tiltyard.storage.locks import LockKind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from tiltyard.runtime.cache import Cache
     from tiltyard.storage.files import FileEntry
     from tiltyard.storage.locks import Locks
 
@@ -28,6 +28,8 @@ log = logging.getLogger("tiltyard.storage")
 _SETTLED_MS = 500
 """Files that changed more recently are waited for: whoever copies a table there may be writing them."""
 
+_WHOLE = "whole references"
+"""The fact of a table how its files of tags and branches looked when all of them were whole."""
 _MAX_LISTINGS = 20
 """How often tags or branches are listed until none of them is deleted meanwhile."""
 _GONE = re.compile(r"Not found: \S*_refs/")
@@ -63,14 +65,11 @@ class ReferenceFiles:
     so never acknowledged, and then Lance can read none of the table's tags, or branches.
     """
 
-    def __init__(
-        self, make_durable: Callable[..., None], locks: Locks, timeout: float, seen: Cache[str, object]
-    ) -> None:
-        """`make_durable` is the storage's, `seen` its disks'; a change waits for others for `timeout` seconds."""
+    def __init__(self, make_durable: Callable[..., None], locks: Locks, timeout: float) -> None:
+        """`make_durable` is the storage's; a change waits for others for `timeout` seconds."""
         self._make_durable = make_durable
         self._locks = locks
         self._timeout = timeout
-        self._seen = seen
 
     @contextmanager
     def changing(self, location: str, path: str) -> Iterator[None]:
@@ -108,8 +107,8 @@ class ReferenceFiles:
         if not is_local(location):
             return
         files = [entry for entry in entries if entry.path.endswith(".json")]
-        seen = hash(tuple((entry.path, entry.size, entry.modified) for entry in files))
-        if self._seen.get(f"{location}/_refs") == seen:
+        looks = hash(tuple((entry.path, entry.size, entry.modified) for entry in files))
+        if lasting_facts.get((_WHOLE, location)) == looks:
             return
         with lance_errors(location):
             broken = [entry for entry in files if _is_broken(f"{location}/_refs/{entry.path}")]
@@ -118,7 +117,7 @@ class ReferenceFiles:
                 time.sleep(max(_SETTLED_MS - age, 0) / 1000)
                 self._delete_broken(location, f"{location}/_refs/{entry.path}")
         if not broken:
-            self._seen.put(f"{location}/_refs", seen)
+            lasting_facts.put((_WHOLE, location), looks)
 
     def _delete_broken(self, location: str, file: str) -> None:
         with self._locks.hold(LockKind.REFERENCES, location, self._timeout):

@@ -96,7 +96,7 @@ class Storage:
         """Clients of the roots' buckets."""
         self.vended_credentials: Callable[[str], VendedCredentials | None] = _vend_nothing
         """Credentials that another catalog vends to this server for a table of its own, by the table's location."""
-        self._references = ReferenceFiles(self.make_durable, self.locks, settings.conflict_timeout, self.disks.seen)
+        self._references = ReferenceFiles(self.make_durable, self.locks, settings.conflict_timeout)
         self.manifests = ManifestStore(
             self.files, self.make_durable, self.datasets, self._max_file_bytes, self._references.set_broken_aside
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import msgspec
+from lance_namespace.errors import ServiceUnavailableError
 from msgspec import structs
 
 from tiltyard.model.decisions import AskedOperation, DecisionNote, is_asked_about
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from tiltyard.config import Settings
     from tiltyard.contracts.checked_rows import CheckedRows
     from tiltyard.model.decisions import AskedObject
-    from tiltyard.model.freshness import Freshness
     from tiltyard.model.paging import Paging
     from tiltyard.model.quotas import Resource
     from tiltyard.model.settings.secret_keys import SecretKeys
@@ -232,6 +232,28 @@ class Services:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class StaleReadError(ServiceUnavailableError):
+    """A table has not reached the state that a request asks for; the client may ask again after `seconds`."""
+
+    seconds = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Freshness:
+    """The oldest state of a table that a response may come from.
+
+    `version` is a version of the branch that is read; `timestamp` is in milliseconds since 1970: all commits before it
+    are seen.
+    """
+
+    version: int = 0
+    timestamp: int = 0
+
+    def is_met_by(self, version: int, looked_up_at: int) -> bool:
+        """Return whether a version that was the latest at a time is fresh enough."""
+        return version >= self.version and looked_up_at >= self.timestamp
 
 
 @dataclass(frozen=True, slots=True)

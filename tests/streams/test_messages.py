@@ -12,8 +12,8 @@ from lance_namespace.errors import InvalidInputError
 
 from tests.streams.change_events import decimal, event, key, plain_event
 from tiltyard.model.jobs import DRIVER_VARIABLE
-from tiltyard.model.kafka_topics import Topic
 from tiltyard.model.refusals import RefusedError
+from tiltyard.model.settings.kafka_topics import Topic
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.streams.job import stream

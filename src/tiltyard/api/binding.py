@@ -15,8 +15,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.context import NO_ENTRIES
-from tiltyard.model.freshness import Freshness
+from tiltyard.context import NO_ENTRIES, Freshness
 from tiltyard.model.ids import DEFAULT_DELIMITER, Id, decode_segment, parse_id
 from tiltyard.model.spec import Operation, Shape, models
 

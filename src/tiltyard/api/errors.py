@@ -9,7 +9,7 @@ import logging
 
 from lance_namespace.errors import ErrorCode, LanceNamespaceError
 
-from tiltyard.model.freshness import StaleReadError
+from tiltyard.context import StaleReadError
 from tiltyard.model.spec.models import ErrorResponse
 from tiltyard.mounts.registry.circuit_breaker import MountPausedError
 from tiltyard.storage.errors import StorageThrottledError, is_panic

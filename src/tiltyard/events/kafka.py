@@ -14,7 +14,7 @@ import msgspec
 
 from tiltyard.events.cloudevents import MEDIA_TYPE, PARTITION_KEY
 from tiltyard.events.deliveries import MAX_REFUSALS, NotDeliveredError
-from tiltyard.model.kafka_topics import SECRET_PROPERTIES, Topic
+from tiltyard.model.settings.kafka_topics import SECRET_PROPERTIES, Topic
 from tiltyard.model.settings.storages import SecretError, read_secret
 
 if TYPE_CHECKING:

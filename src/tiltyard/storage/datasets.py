@@ -44,6 +44,11 @@ def no_shared_bases(location: str, base: str) -> bool:
     return False
 
 
+def no_options(location: str) -> Mapping[str, str]:
+    """Return no storage options: every table is on a local disk."""
+    return {}
+
+
 def no_size_limit(location: str, branch: Branch, version: int | None = None) -> None:
     """Allow manifests of every size."""
 
@@ -76,6 +81,10 @@ class Datasets:
         self.has_shared_base = has_shared_base
         self.processors = processors
         """Searches that run at once without waiting for others."""
+        self.options_of: Callable[[str], Mapping[str, str]] = no_options
+        """Lance's storage options for a location. Raises PermissionDeniedError for one that nothing is read of, and
+        ServiceUnavailableError while its store is known to be away.
+        """
         self.check_size: Callable[[str, Branch, int | None], None] = no_size_limit
         """Raises InvalidInputError for a version, None being the latest, whose manifest is too large to be read."""
         self.check_references: Callable[[str], None] = no_references_limit
@@ -123,7 +132,6 @@ class Datasets:
     def open_for_writing(
         self,
         location: str,
-        options: Mapping[str, str],
         branch: Branch = MAIN,
         commit_route: CommitRoute | None = None,
     ) -> lance.LanceDataset:
@@ -132,6 +140,7 @@ class Datasets:
         Raises InvalidTableStateError if there is no table there, TableBranchNotFoundError.
         """
         branch.check()
+        options = self.options_of(location)
         if commit_route is None:  # else the catalog says which version is the latest, and checks it
             self._check_latest(location, branch)
         with lance_errors(location):
@@ -186,8 +195,9 @@ class Datasets:
             return False
         return is_within(base_location, location) or self.has_shared_base(location, base_location)
 
-    def list_foreign_bases(self, location: str, options: Mapping[str, str]) -> list[str]:
+    def list_foreign_bases(self, location: str) -> list[str]:
         """List the bases of a table's latest version outside its folder. Raises what `open_for_writing` raises."""
+        options = self.options_of(location)
         self._check_latest(location, MAIN)
         with lance_errors(location):
             dataset = lance.dataset(location, storage_options=dict(options), session=self.session)
@@ -197,19 +207,17 @@ class Datasets:
     def open_for_reading(
         self,
         location: str,
-        options: Mapping[str, str],
         branch: Branch = MAIN,
         version: int | None = None,
         tag: str | None = None,
         recorded: RecordedVersion | None = None,
     ) -> lance.LanceDataset:
         """Return the dataset of `open_snapshot`: shared, so never mutate it. Raises the same."""
-        return self.open_snapshot(location, options, branch, version, tag, recorded).dataset
+        return self.open_snapshot(location, branch, version, tag, recorded).dataset
 
     def open_snapshot(
         self,
         location: str,
-        options: Mapping[str, str],
         branch: Branch = MAIN,
         version: int | None = None,
         tag: str | None = None,
@@ -221,7 +229,8 @@ class Datasets:
         Raises what `open_for_writing` raises, TableVersionNotFoundError, TableTagNotFoundError, InvalidInputError for
         an invalid name of a branch or tag.
         """
-        latest = self._open_latest(location, options, branch.check(), recorded)
+        self.options_of(location)  # raises for a version that is open, too
+        latest = self._open_latest(location, branch.check(), recorded)
         if tag is not None:
             self.check_references(location)
             return CachedVersion(self.check_bases(location, _checkout_tag(latest.dataset, check_name(tag, "tag"))))
@@ -242,12 +251,10 @@ class Datasets:
         except (TableVersionNotFoundError, InvalidTableStateError, InvalidInputError) as error:
             raise TableVersionNotFoundError(f"No version {version}: the latest is {latest.dataset.version}.") from error
 
-    def _open_latest(
-        self, location: str, options: Mapping[str, str], branch: Branch, recorded: RecordedVersion | None
-    ) -> CachedVersion:
+    def _open_latest(self, location: str, branch: Branch, recorded: RecordedVersion | None) -> CachedVersion:
         snapshot = self.cached_snapshot(location, branch, recorded)
         if snapshot is None:
-            dataset = self._advance(location, branch) or self.open_for_writing(location, options, branch)
+            dataset = self._advance(location, branch) or self.open_for_writing(location, branch)
             snapshot = self.cache(location, branch, dataset, recorded)
         return snapshot
 

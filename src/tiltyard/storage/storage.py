@@ -100,6 +100,7 @@ class Storage:
         self.manifests = ManifestStore(
             self.files, self.make_durable, self.datasets, self._max_file_bytes, self._references.set_broken_aside
         )
+        self.datasets.options_of = self.options
         self.datasets.check_size = self.manifests.check_size
         self.datasets.check_references = self.manifests.check_references
         self._root_ignores_case: dict[str, bool] = {}
@@ -269,7 +270,7 @@ class Storage:
 
         Raises InvalidInputError for a base outside the roots, and what opening a table raises.
         """
-        bases = self.datasets.list_foreign_bases(location, self.options(location))
+        bases = self.datasets.list_foreign_bases(location)
         if any(not innermost_root(base, self._root_locations) for base in bases):
             raise InvalidInputError("This table has files outside the server's roots: allow their root, or copy it.")
         return bases

@@ -15,9 +15,8 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.context import OpenTable
+from tiltyard.context import OpenTable, StaleReadError
 from tiltyard.model.branches import MAIN
-from tiltyard.model.freshness import StaleReadError
 from tiltyard.model.ids import table_id
 from tiltyard.model.views.plain_views import refuse_view
 from tiltyard.runtime.outage_log import StorageUnavailableError
@@ -34,9 +33,8 @@ if TYPE_CHECKING:
 
     import lance
 
-    from tiltyard.context import Context
+    from tiltyard.context import Context, Freshness
     from tiltyard.model.branches import Branch
-    from tiltyard.model.freshness import Freshness
     from tiltyard.store import TableRecord
 
 FRESHNESS_SECONDS = 2.0
@@ -105,9 +103,8 @@ def open_for_reading(
     if version is not None:
         check_not_deleted(ctx, record, branch, version)
     storage = ctx.storage
-    options = storage.options(record.location)
     recorded = recorded_latest(ctx, record, branch) if by_catalog else None
-    return OpenTable(record, storage.datasets.open_snapshot(record.location, options, branch, version, tag, recorded))
+    return OpenTable(record, storage.datasets.open_snapshot(record.location, branch, version, tag, recorded))
 
 
 def with_copy_on_disk(ctx: Context, table: OpenTable, branch: Branch, version: int | None) -> OpenTable:
@@ -156,11 +153,11 @@ def _open_fresh(ctx: Context, record: TableRecord, branch: Branch, freshness: Fr
     Raises StaleReadError, and what opening the table raises.
     """
     give_up_at = time.monotonic() + (0 if _is_on_event_loop() else FRESHNESS_SECONDS)
-    datasets, options = ctx.storage.datasets, ctx.storage.options(record.location)
+    datasets = ctx.storage.datasets
     while True:
         _finalize_pending(ctx, record)
         looked_up_at = ctx.clock()
-        snapshot = datasets.open_snapshot(record.location, options, branch)
+        snapshot = datasets.open_snapshot(record.location, branch)
         version = int(snapshot.dataset.version)
         if freshness.is_met_by(version, looked_up_at):
             return snapshot
@@ -256,9 +253,7 @@ def open_to_commit(ctx: Context, record: TableRecord, branch: Branch, *, durable
     `durable` says that what the commits bring is on the disk already.
     """
     storage = ctx.storage
-    return storage.datasets.open_for_writing(
-        record.location, storage.options(record.location), branch, ctx.commit_route(record, durable=durable)
-    )
+    return storage.datasets.open_for_writing(record.location, branch, ctx.commit_route(record, durable=durable))
 
 
 def open_to_check(
@@ -270,7 +265,7 @@ def open_to_check(
     """
     finalize_pending(ctx, table.id)
     try:
-        dataset = ctx.storage.datasets.open_for_reading(table.location, ctx.storage.options(table.location), branch)
+        dataset = ctx.storage.datasets.open_for_reading(table.location, branch)
     except TableBranchNotFoundError:
         return None
     for name in columns:

@@ -82,7 +82,7 @@ class Table:
     ) -> tuple[OpenTable, None]:
         """Open the table for a principal without policies."""
         record = cast("Any", SimpleNamespace(location=self.uri))
-        return OpenTable(record, self.datasets.open_snapshot(self.uri, {}, branch, version)), None
+        return OpenTable(record, self.datasets.open_snapshot(self.uri, branch, version)), None
 
     def query(self, **request: Any) -> pa.Table:
         """Return the rows of QueryTable; `k` is 10 by default."""
@@ -96,7 +96,7 @@ class Table:
         """Repeat the query with all columns in the column cache, and compare the responses."""
         branch = Branch.parse(query_request.branch)
         cache, key = self.caching.column_cache, (self.uri, branch)
-        dataset = self.datasets.open_for_reading(self.uri, {}, branch)
+        dataset = self.datasets.open_for_reading(self.uri, branch)
         if dataset.count_rows() == 0:
             return
         cache.load(key, dataset, None)

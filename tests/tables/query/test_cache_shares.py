@@ -122,7 +122,7 @@ def test_rows_in_memory_are_shared_in_the_same_way(catalog: tiltyard.Namespace) 
     def load(namespace: str, name: str) -> None:
         create(catalog, namespace, name)
         location = catalog._services.store.describe_table((namespace, name)).location
-        snapshot = caches.open_snapshot(location, {})
+        snapshot = caches.open_snapshot(location)
         cache.load((location, MAIN), snapshot.dataset, None)
 
     load("quiet", "t")

@@ -68,7 +68,7 @@ class Searched:
 
     def asked(self, query: Any, purpose: Purpose, **fields: Any) -> Query:
         caches = Caches((self.uri, MAIN), self.datasets.column_cache, self.datasets.vector_cache, 1)
-        search = plan_search(self.datasets.open_snapshot(self.uri, {}), self.request(query, **fields))
+        search = plan_search(self.datasets.open_snapshot(self.uri), self.request(query, **fields))
         return Query(search, caches, purpose)
 
     def warm(self, query: Any) -> None:
@@ -175,7 +175,7 @@ def test_rows_are_added_while_another_column_is_built(tmp_path: Path, rng: np.ra
     assert table.check(query) >= 0.9
     vector_cache._extenders.submit(int).result()
     (entry,) = vector_cache._entries.values()
-    latest = table.datasets.open_snapshot(table.uri, {})
+    latest = table.datasets.open_snapshot(table.uri)
     assert entry.index is not None
     assert entry.index.rows == 2250
     assert len(entry.versions[latest.dataset].others) == 0  # without another search
@@ -205,7 +205,7 @@ def test_responses_are_those_of_lance(tmp_path: Path, rng: np.random.Generator) 
     ):
         fields.setdefault("nprobes", 2)  # all partitions: Lance's response is exact
         found = table.search(query, **fields)
-        search = plan_search(table.datasets.open_snapshot(table.uri, {}), table.request(query, **fields))
+        search = plan_search(table.datasets.open_snapshot(table.uri), table.request(query, **fields))
         expected = next(iter(search.scanners())).to_table()
         assert found is not None
         assert found.schema.equals(expected.schema, check_metadata=True)

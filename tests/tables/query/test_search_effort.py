@@ -48,7 +48,7 @@ class IndexedTable:
         options = {"num_sub_vectors": 8} if index_type == "IVF_PQ" else {}
         dataset.create_index("vec", index_type, num_partitions=100, **options)
         dataset.create_scalar_index("rank", "BTREE")
-        self.snapshot: CachedVersion = Datasets(1 << 20, 1 << 20).open_snapshot(uri, {})
+        self.snapshot: CachedVersion = Datasets(1 << 20, 1 << 20).open_snapshot(uri)
 
     def search(self, query: Any, **fields: Any) -> Any:
         request = {"vector": {"single_vector": query.tolist()}, "vector_column": "vec", "k": 10} | fields
@@ -141,7 +141,7 @@ def test_rows_to_compare_without_the_index_grow_with_the_table_within_bounds() -
 def test_search_of_a_column_without_an_index_is_left_as_it_is(tmp_path: Path) -> None:
     table = pa.table({"vec": vectors(np.ones((5, 4), np.float32), pa.float32())})
     lance.write_dataset(table, str(tmp_path / "t.lance"))
-    snapshot = Datasets(1 << 20, 1 << 20).open_snapshot(str(tmp_path / "t.lance"), {})
+    snapshot = Datasets(1 << 20, 1 << 20).open_snapshot(str(tmp_path / "t.lance"))
     request = msgspec.convert({"vector": {"single_vector": [1.0] * 4}, "k": 2}, models.QueryTableRequest)
     assert choose_effort(plan_search(snapshot, request)) is None
 

@@ -6,7 +6,7 @@ import pytest
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.api.binding import MIN_READ_VERSION, MIN_TIMESTAMP, MIN_VERSION, read_freshness
-from tiltyard.model.freshness import Freshness
+from tiltyard.context import Freshness
 
 
 def test_headers_ask_for_the_later_version_and_a_time_in_milliseconds_rounded_up() -> None:

@@ -55,30 +55,30 @@ def opened() -> Datasets:
 
 @pytest.mark.parametrize("commits", [1, 2, 7, datasets._MAX_STEPS, datasets._MAX_STEPS + 3])
 def test_open_for_reading_after_commits_of_others_has_the_last(opened: Datasets, location: str, commits: int) -> None:
-    assert opened.open_for_reading(location, {}).version == 1
+    assert opened.open_for_reading(location).version == 1
     append(location, commits)
-    latest = opened.open_for_reading(location, {})
+    latest = opened.open_for_reading(location)
     assert latest.version == 1 + commits and latest.count_rows() == 1 + commits
-    assert opened.open_for_reading(location, {}) is latest
+    assert opened.open_for_reading(location) is latest
 
 
 def test_open_for_reading_opens_nothing_anew_for_a_few_commits(
     opened: Datasets, location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened.open_for_reading(location, {})
+    opened.open_for_reading(location)
     append(location, 3)
 
     def opens(*_: object, **__: object) -> lance.LanceDataset:
         raise AssertionError("opened anew")
 
     monkeypatch.setattr(opened, "open_for_writing", opens)
-    assert opened.open_for_reading(location, {}).version == 4
+    assert opened.open_for_reading(location).version == 4
 
 
 def test_cache_keeps_the_snapshot_that_a_reader_has_opened_of_the_same_version(opened: Datasets, location: str) -> None:
-    opened.open_snapshot(location, {})
+    opened.open_snapshot(location)
     committed = lance.write_dataset(ROW, location, mode="append")
-    read = opened.open_snapshot(location, {})
+    read = opened.open_snapshot(location)
     assert opened.cache(location, MAIN, committed) is read
     append(location)  # a version that no reader has opened
     committed = lance.dataset(location)
@@ -92,11 +92,11 @@ def test_cache_keeps_the_snapshot_that_a_reader_has_opened_of_the_same_version(o
 
 def test_open_for_reading_of_a_branch_moves_on_along_it(opened: Datasets, location: str) -> None:
     branch = lance.dataset(location).create_branch("b")
-    before = opened.open_for_reading(location, {}, Branch("b"))
+    before = opened.open_for_reading(location, Branch("b"))
     lance.write_dataset(ROW, branch, mode="append")
     append(location, 5)
-    assert opened.open_for_reading(location, {}, Branch("b")).version == before.version + 1
-    assert opened.open_for_reading(location, {}).version == 6
+    assert opened.open_for_reading(location, Branch("b")).version == before.version + 1
+    assert opened.open_for_reading(location).version == 6
 
 
 @pytest.mark.parametrize("kept", ["tag", "branch"])
@@ -106,12 +106,12 @@ def test_open_for_reading_of_a_kept_version_sees_those_beyond_a_gap(opened: Data
         lance.dataset(location).tags.create("kept", 1)
     else:
         lance.dataset(location).create_branch("kept")
-    assert opened.open_for_reading(location, {}).version == 1
+    assert opened.open_for_reading(location).version == 1
     append(location, 3)
     clean_up(location)
-    assert opened.open_for_reading(location, {}).version == 4
+    assert opened.open_for_reading(location).version == 4
     append(location, 2)
-    assert opened.open_for_reading(location, {}).version == 6
+    assert opened.open_for_reading(location).version == 6
 
 
 def test_open_for_reading_of_a_tagged_table_lists_its_versions_once(
@@ -123,30 +123,30 @@ def test_open_for_reading_of_a_tagged_table_lists_its_versions_once(
     says = shared_snapshots._lance_says_latest
     monkeypatch.setattr(shared_snapshots, "_lance_says_latest", lambda handle: seen.append(handle) or says(handle))
     for _ in range(5):
-        assert opened.open_for_reading(location, {}).version == 1
+        assert opened.open_for_reading(location).version == 1
     assert len(seen) == 1
     append(location)
-    assert opened.open_for_reading(location, {}).version == 2
-    assert opened.open_for_reading(location, {}).version == 2
+    assert opened.open_for_reading(location).version == 2
+    assert opened.open_for_reading(location).version == 2
     assert len(seen) == 2
 
 
 def test_open_for_reading_of_a_table_made_again_in_its_place_has_the_new_one(opened: Datasets, location: str) -> None:
     append(location, 2)
-    assert opened.open_for_reading(location, {}).version == 3
+    assert opened.open_for_reading(location).version == 3
     lance.LanceDataset.drop(location, {"ignore_not_found": "false"})
     lance.write_dataset(pa.table({"b": ["x"]}), location)
-    assert opened.open_for_reading(location, {}).schema.names == ["b"]
+    assert opened.open_for_reading(location).schema.names == ["b"]
 
 
 def test_open_for_reading_of_a_table_replaced_by_a_copy_has_the_copy(
     opened: Datasets, location: str, tmp_path: Path
 ) -> None:
     lance.write_dataset(pa.table({"a": [1, 2, 3]}), tmp_path / "copy.lance")
-    assert opened.open_for_reading(location, {}).count_rows() == 1
+    assert opened.open_for_reading(location).count_rows() == 1
     shutil.rmtree(location)
     shutil.copytree(tmp_path / "copy.lance", location)
-    assert opened.open_for_reading(location, {}).count_rows() == 3
+    assert opened.open_for_reading(location).count_rows() == 3
 
 
 @pytest.mark.parametrize("where", ["folder", "s3"])
@@ -158,16 +158,15 @@ def test_open_for_reading_of_a_branch_that_was_made_anew_has_the_new_one(
         objects: S3Server = request.getfixturevalue("objects")
         location, options = f"{objects.new_bucket('branches')}/t.lance", objects.options
         lance.write_dataset(ROW, location, storage_options=options)
+        opened.options_of = lambda _: options
     for rows in (2, 3):
         branch = lance.dataset(location, storage_options=options).create_branch("dev")
         branch.insert(pa.table({"a": range(rows)}), mode="append")
-        assert [opened.open_for_reading(location, options, Branch("dev")).count_rows() for _ in range(2)] == [
-            1 + rows
-        ] * 2
+        assert [opened.open_for_reading(location, Branch("dev")).count_rows() for _ in range(2)] == [1 + rows] * 2
         lance.dataset(location, storage_options=options).branches.delete("dev")
         time.sleep(1)  # a branch is known by the second that it was made in
     with pytest.raises(TableBranchNotFoundError):
-        opened.open_for_reading(location, options, Branch("dev"))
+        opened.open_for_reading(location, Branch("dev"))
 
 
 def test_bytes_of_the_session_are_those_that_it_counts(tmp_path: Path) -> None:

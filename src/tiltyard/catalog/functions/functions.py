@@ -214,8 +214,7 @@ def _used_by(ctx: Context, object_id: str, use: FunctionUse) -> str | None:
     """
     try:
         table = ctx.store.table_by_id(use.table_id)
-        options = ctx.storage.options(table.location)
-        schema = ctx.storage.datasets.open_for_reading(table.location, options, Branch.parse(use.branch or None)).schema
+        schema = ctx.storage.datasets.open_for_reading(table.location, Branch.parse(use.branch or None)).schema
     except (TableNotFoundError, InvalidTableStateError):
         return None
     except LanceNamespaceError as error:

@@ -90,8 +90,7 @@ def _declaration_of(ctx: Context, job: TransactionRecord) -> FunctionDeclaration
     column, branch = arguments.get("column"), arguments.get("branch")
     if job.table_id is not None and isinstance(column, str) and isinstance(branch, str | None):
         table = ctx.store.table_by_id(job.table_id)
-        options = ctx.storage.options(table.location)
-        dataset = ctx.storage.datasets.open_for_reading(table.location, options, Branch.parse(branch))
+        dataset = ctx.storage.datasets.open_for_reading(table.location, Branch.parse(branch))
         if column in dataset.schema.names:
             declaration = read_declaration(dataset.schema.field(column).metadata)
             if isinstance(declaration, FunctionDeclaration):

@@ -294,7 +294,7 @@ class _Sync:
         """Return the property that lists a table's columns; none where it would be too long."""
         self._check_lease()
         storage = self._ctx.storage
-        schema = storage.datasets.open_snapshot(location, storage.options(location)).dataset.schema
+        schema = storage.datasets.open_snapshot(location).dataset.schema
         text = json.dumps([{"name": field.name, "type": str(field.type)} for field in schema], ensure_ascii=False)
         return {ENTRY_COLUMNS: text} if len(text.encode()) <= MAX_PROPERTY_LENGTH else {}
 

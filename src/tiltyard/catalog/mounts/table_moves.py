@@ -217,7 +217,7 @@ def _copy(
     _check_access(ctx.store, record.id, record.namespace_id, namespace, allow_wider=allow_wider)
 
     if request.stage:
-        source = ctx.storage.datasets.open_for_reading(record.location, ctx.storage.options(record.location))
+        source = ctx.storage.datasets.open_for_reading(record.location)
         return models.MoveTableResponse(
             id=list(new_path),
             location=record.location,
@@ -257,7 +257,7 @@ def _add_staged(
     if not ctx.storage.has_table(location):
         raise InvalidInputError(f"There is no copy in {location} yet: copy the table there first.")
     ctx.storage.list_foreign_bases(location)
-    version = int(ctx.storage.datasets.open_for_reading(location, ctx.storage.options(location)).version)
+    version = int(ctx.storage.datasets.open_for_reading(location).version)
     ctx.storage.make_durable([*ctx.storage.manifests.version_files(location, MAIN, version), f"{location}/"])
     return add_clone(ctx, path, location, version, properties, complete)
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, InvalidTableStateError
 
 from tiltyard.lake.training.selection import Selection, digest_files
-from tiltyard.model.training_sets import METADATA
+from tiltyard.model.schemas.training_sets import METADATA
 
 if TYPE_CHECKING:
     import lance

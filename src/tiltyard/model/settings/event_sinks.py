@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from tiltyard.model.kafka_topics import CONNECTION_PROPERTIES, SCHEME, SECRET_PROPERTIES, Topic
 from tiltyard.model.refusals import RefusedError
+from tiltyard.model.settings.kafka_topics import CONNECTION_PROPERTIES, SCHEME, SECRET_PROPERTIES, Topic
 from tiltyard.model.settings.storages import is_reference
 
 MAX_SINKS = 16

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.contracts.checks import parse_check
-from tiltyard.model.kafka_topics import SCHEME, Topic
 from tiltyard.model.lineage import JobLineage, LineageSource
 from tiltyard.model.refusals import RefusedError
+from tiltyard.model.settings.kafka_topics import SCHEME, Topic
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.jobs import ColumnNames, is_outage, job
 from tiltyard.pipeline.runs import Run, RunCanceledError

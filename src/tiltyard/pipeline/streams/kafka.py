@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 from lance_namespace.errors import ServiceUnavailableError
 
-from tiltyard.model.kafka_topics import CONNECTION_PROPERTIES, Topic
 from tiltyard.model.refusals import RefusedError
+from tiltyard.model.settings.kafka_topics import CONNECTION_PROPERTIES, Topic
 from tiltyard.pipeline.jobs import is_worker_driver
 from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.sources.filesystem import local_path

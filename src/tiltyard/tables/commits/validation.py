@@ -210,7 +210,7 @@ def _taken_key(ctx: Context, entry: Entry) -> str | None:
     file, _ = ctx.storage.manifests.read_checked(table.location, staged, entry.version)
     content = file.content or ctx.storage.manifests.read(table.location, staged).content
     finalize_pending(ctx, table.id)
-    latest = ctx.storage.datasets.open_for_reading(table.location, ctx.storage.options(table.location), branch)
+    latest = ctx.storage.datasets.open_for_reading(table.location, branch)
     taken = first_taken_key(ctx, table, key, _new_version(ctx, table, branch, entry, staged, None), content, latest)
     return None if taken is None else taken_sentence(ctx, table, key, taken)
 

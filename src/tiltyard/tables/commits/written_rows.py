@@ -25,10 +25,9 @@ def read_written_rows(storage: Storage, table: TableRecord, versions: Sequence[t
 
     A version that was cleaned up meanwhile is left out. Raises what opening a table raises.
     """
-    options = storage.options(table.location)
     rows = dict[tuple[str, int], tuple[int, str]]()
     for key in sorted({branch for branch, _ in versions}):
-        dataset = storage.datasets.open_for_reading(table.location, options, Branch.parse(key))
+        dataset = storage.datasets.open_for_reading(table.location, Branch.parse(key))
         for branch, version in versions:
             if branch == key and version <= dataset.version:
                 with lance_errors(dataset):
@@ -36,7 +35,7 @@ def read_written_rows(storage: Storage, table: TableRecord, versions: Sequence[t
                 if transaction is not None:
                     job_id = (transaction.transaction_properties or {}).get(RUN_PROPERTY, "")
                     rows[branch, version] = _rows_of(transaction.operation), job_id
-    latest = storage.datasets.open_for_reading(table.location, options)
+    latest = storage.datasets.open_for_reading(table.location)
     with lance_errors(latest):
         return WrittenRows(rows, stored_bytes(latest))
 

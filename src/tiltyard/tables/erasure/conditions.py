@@ -65,7 +65,7 @@ def derive_condition(
 def open_main(ctx: Context, location: str) -> lance.LanceDataset:
     """Open the latest version of main. Raises TableNotFoundError, ServiceUnavailableError."""
     with lance_errors(location):
-        return ctx.storage.datasets.open_for_reading(location, ctx.storage.options(location))
+        return ctx.storage.datasets.open_for_reading(location)
 
 
 def _copies(record: LineageRecord, source: int, columns: Iterable[str]) -> dict[str, set[str]] | None:

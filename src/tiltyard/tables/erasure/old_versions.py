@@ -27,8 +27,8 @@ from tiltyard.catalog.tables import drop_table
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.ids import Id
 from tiltyard.model.principals import Privilege
+from tiltyard.model.schemas.training_sets import set_name
 from tiltyard.model.spec import models
-from tiltyard.model.training_sets import set_name
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifests.manifest_format import tag_file
 from tiltyard.store.access.grants import TABLE

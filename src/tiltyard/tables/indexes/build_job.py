@@ -120,9 +120,7 @@ def train_index(ctx: Context, spec: IndexSpec, running: Job) -> None:
     """
     record = ctx.store.table_by_id(running.table_id or 0)
     commit_route = ctx.commit_route(record, durable=False)
-    dataset = ctx.storage.datasets.open_for_writing(
-        record.location, ctx.storage.options(record.location), Branch.parse(spec.branch), commit_route
-    )
+    dataset = ctx.storage.datasets.open_for_writing(record.location, Branch.parse(spec.branch), commit_route)
     uuid = str(uuid4())
     running.progress(index_uuid=uuid, stage="build", progress="0.0")
     if dataset.count_rows() <= MAX_ROWS_HERE:

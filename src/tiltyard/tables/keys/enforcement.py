@@ -211,8 +211,7 @@ def check_new_keys(ctx: Context, table: TableRecord, key: PrimaryKey, keys: pa.T
 
 def key_lookup(ctx: Context, table: TableRecord, branch: Branch, version: int, key: PrimaryKey) -> KeyLookup:
     """Return what looks up keys in a version of a branch that fulfils the key."""
-    options = ctx.storage.options(table.location)
-    snapshot = ctx.storage.datasets.open_snapshot(table.location, options, branch, version)
+    snapshot = ctx.storage.datasets.open_snapshot(table.location, branch, version)
     return KeyLookup(snapshot, key.columns, key.token, ctx.services.recent_keys)
 
 

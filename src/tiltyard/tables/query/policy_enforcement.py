@@ -111,7 +111,7 @@ def policy_scope_of_latest(
     if not branch.is_main:
         raise PermissionDeniedError("Policies restrict you on this table: read and change its main branch.")
     if version is not None:
-        latest = ctx.storage.datasets.open_for_reading(record.location, ctx.storage.options(record.location)).version
+        latest = ctx.storage.datasets.open_for_reading(record.location).version
         if version != latest:
             raise PermissionDeniedError("Policies restrict you on this table: read its latest version.")
     return policy_scope(dataset, policy)

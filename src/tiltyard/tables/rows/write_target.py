@@ -131,7 +131,7 @@ class WriteTarget:
         Raises InvalidTableStateError for a table without data, TableBranchNotFoundError.
         """
         storage = self.ctx.storage
-        return storage.datasets.open_for_reading(self.location, storage.options(self.location), self.branch)
+        return storage.datasets.open_for_reading(self.location, self.branch)
 
     def share(self, dataset: lance.LanceDataset) -> CachedVersion:
         """Share the handle of a version that was just committed; return its snapshot."""
@@ -204,7 +204,7 @@ class WriteTarget:
         Raises as `dataset` does.
         """
         storage = self.ctx.storage
-        return storage.datasets.open_for_writing(self.location, storage.options(self.location), self.branch)
+        return storage.datasets.open_for_writing(self.location, self.branch)
 
     def dataset_if_written(self) -> lance.LanceDataset | None:
         """Open the latest version; None for a table that is only declared. Raises as `dataset` does."""

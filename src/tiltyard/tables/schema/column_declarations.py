@@ -92,7 +92,7 @@ def _schema(ctx: Context, table: TableRecord, branch: Branch) -> pa.Schema:
     if not table.id:
         return pa.schema([])
     try:
-        return ctx.storage.datasets.open_for_reading(table.location, ctx.storage.options(table.location), branch).schema
+        return ctx.storage.datasets.open_for_reading(table.location, branch).schema
     except InvalidTableStateError:  # it has no version yet
         return pa.schema([])
     except TableBranchNotFoundError:  # this very commit creates it, from main

@@ -111,7 +111,7 @@ def _materialized_view(ctx: Context, number: int, path: Id, column: str) -> Tabl
         view = ctx.store.table_by_id(number)
         if ctx.store.describe_view(number) is None:
             return None
-        schema = ctx.storage.datasets.open_for_reading(view.location, ctx.storage.options(view.location)).schema
+        schema = ctx.storage.datasets.open_for_reading(view.location).schema
     except LanceNamespaceError:  # it was dropped, or cannot be opened
         return None
     definition = ViewDefinition.from_metadata(schema.metadata)

@@ -126,7 +126,7 @@ def open_branches(ctx: Context, location: str) -> dict[Branch, lance.LanceDatase
     """
     if not ctx.storage.has_table(location):
         return {}
-    main = ctx.storage.datasets.open_for_writing(location, ctx.storage.options(location))
+    main = ctx.storage.datasets.open_for_writing(location)
     ctx.storage.manifests.check_references(location)
     with lance_errors(main):
         branches = [Branch.parse(name) for name in sorted(list_references(main.branches), key=len, reverse=True)]

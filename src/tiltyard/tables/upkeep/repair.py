@@ -211,7 +211,7 @@ def _repair_broken_versions(ctx: Context, table: TableRecord, branch: Branch, *,
 def _restore(ctx: Context, table: TableRecord, branch: Branch, version: int) -> int:
     """Make a version of a branch the latest again, as a new one, and return that."""
     storage, route = ctx.storage, ctx.commit_route(table, durable=False)
-    dataset = storage.datasets.open_for_writing(table.location, storage.options(table.location), branch, route)
+    dataset = storage.datasets.open_for_writing(table.location, branch, route)
     with lance_errors(dataset):
         restored = dataset.checkout_version((branch.lance_name, version))
         restored.restore()  # type: ignore[no-untyped-call]  # pylance's

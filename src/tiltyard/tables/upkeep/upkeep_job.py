@@ -230,7 +230,7 @@ def _maintain_data(
     before = read_index_states(dataset)
     if dataset.count_rows() <= MAX_ROWS_HERE and not _has_graph(dataset):
         route = ctx.commit_route(table, durable=False)
-        own = ctx.storage.datasets.open_for_writing(table.location, ctx.storage.options(table.location), MAIN, route)
+        own = ctx.storage.datasets.open_for_writing(table.location, MAIN, route)
         maintain(own, options.small_fragments, lambda properties: running.progress(**properties))
     else:
         _maintain_in_child(ctx, running, table, options)
@@ -238,7 +238,7 @@ def _maintain_data(
 
 
 def _open(ctx: Context, table: TableRecord) -> lance.LanceDataset:
-    return ctx.storage.datasets.open_for_reading(table.location, ctx.storage.options(table.location))
+    return ctx.storage.datasets.open_for_reading(table.location)
 
 
 def _has_graph(dataset: lance.LanceDataset) -> bool:
@@ -309,7 +309,7 @@ def remove_old_versions(
     limits = [now - int(keep_days * DAY_MS), now - ctx.settings.repeat_memory * 1000]
     limits += [start - CLOCK_SKEW_MS for start in starts if start is not None]
     storage = ctx.storage
-    dataset = storage.datasets.open_for_writing(table.location, storage.options(table.location))
+    dataset = storage.datasets.open_for_writing(table.location)
     with lance_errors(dataset):
         versions: list[Any] = dataset.versions()
     times = [int(version["timestamp"].timestamp() * 1000) for version in versions]

@@ -58,9 +58,7 @@ def _clone(ctx: Context, request: models.CloneTableRequest, path: Id, source_uri
     storage = ctx.storage
     if request.source_version is not None and (table := ctx.store.table_at(source_uri)) is not None:
         check_not_deleted(ctx, table, MAIN, request.source_version)
-    source = storage.datasets.open_for_reading(
-        source_uri, storage.options(source_uri), version=request.source_version, tag=request.source_tag
-    )
+    source = storage.datasets.open_for_reading(source_uri, version=request.source_version, tag=request.source_tag)
     if (mounted := ctx.services.mounts.find(path)) is not None:
         return _clone_to_mount(ctx, request, path, source, source_uri, *mounted)
     is_deep = request.is_shallow is False
@@ -102,7 +100,7 @@ def copy_table(
     `clone_table` does.
     """
     with hold_removal_turn(ctx, source_uri):
-        source = ctx.storage.datasets.open_for_reading(source_uri, ctx.storage.options(source_uri))
+        source = ctx.storage.datasets.open_for_reading(source_uri)
         return _write(ctx, path, source, properties, is_deep=True, complete=complete)[0]
 
 

@@ -31,7 +31,7 @@ def check_not_deleted(ctx: Context, record: TableRecord, branch: Branch, version
     """Raise TableVersionNotFoundError for a version that was deleted."""
     if not ctx.store.is_deleted_version(record.id, branch.key, version):
         return
-    latest = ctx.storage.datasets.open_for_reading(record.location, ctx.storage.options(record.location), branch)
+    latest = ctx.storage.datasets.open_for_reading(record.location, branch)
     if latest.version != version:  # it may be the latest again, after a restore by file copy
         raise TableVersionNotFoundError(f"No version {version}: it was deleted; the latest is {latest.version}.")
 
@@ -52,7 +52,7 @@ def tagged_versions(dataset: lance.LanceDataset, branch: Branch) -> set[int]:
 def exclude_tagged(ctx: Context, record: TableRecord, branch: Branch, ranges: Iterable[Range]) -> list[Range]:
     """Return ranges of versions without those that have a tag."""
     try:
-        main = ctx.storage.datasets.open_for_reading(record.location, ctx.storage.options(record.location))
+        main = ctx.storage.datasets.open_for_reading(record.location)
     except InvalidTableStateError:  # no data yet
         return list(subtract(ranges, ()))
     ctx.storage.manifests.check_references(record.location)

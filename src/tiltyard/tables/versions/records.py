@@ -234,7 +234,7 @@ def find_scheme(ctx: Context, table: TableRecord, branch: Branch, version: int) 
 def latest_stored_version(ctx: Context, record: TableRecord, branch: Branch) -> int | None:
     """Return the latest version of a branch in storage: 0 without data, None for a branch that is not there (yet)."""
     try:
-        dataset = ctx.storage.datasets.open_for_reading(record.location, ctx.storage.options(record.location), branch)
+        dataset = ctx.storage.datasets.open_for_reading(record.location, branch)
     except InvalidTableStateError:  # nothing but what is staged
         return 0
     except TableBranchNotFoundError:

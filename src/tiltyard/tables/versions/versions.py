@@ -346,10 +346,7 @@ def describe_version(
         return None
 
     def read() -> VersionInfo:
-        options = ctx.storage.options(record.location)
-        return VersionInfo.of(
-            ctx.storage.datasets.open_for_reading(record.location, options, branch, version).get_version()
-        )
+        return VersionInfo.of(ctx.storage.datasets.open_for_reading(record.location, branch, version).get_version())
 
     return _version(ctx, record, branch, version, read)
 
@@ -373,8 +370,7 @@ def _open_finalized(
     """Open a table after finalizing its pending versions; None without data."""
     finalize_pending(ctx, record.id, recent=False)
     try:
-        options = ctx.storage.options(record.location)
-        return ctx.storage.datasets.open_for_reading(record.location, options, branch, version)
+        return ctx.storage.datasets.open_for_reading(record.location, branch, version)
     except InvalidTableStateError:
         return None
 

@@ -290,9 +290,7 @@ class _SelectView:
             raise TableNotFoundError(f"Another table is called {self._name} by now: refresh the view again.")
         storage = self._ctx.storage
         storage.manifests.check_history(opened.record.location, branch)
-        dataset = storage.datasets.open_for_writing(
-            opened.record.location, storage.options(opened.record.location), branch
-        )
+        dataset = storage.datasets.open_for_writing(opened.record.location, branch)
         with lance_errors(dataset):
             if not branch.is_main:
                 self._origin = _branch_origin(self._source_location, dataset, branch)

@@ -11,10 +11,10 @@ import msgspec
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.declarations.columns import Column, column_content, parse_columns, read_columns, to_field
-from tiltyard.declarations.indexes import Index, parse_indexes
 from tiltyard.declarations.kind import Kind, Target, id_of
-from tiltyard.declarations.tables import is_table
+from tiltyard.declarations.kinds.columns import Column, column_content, parse_columns, read_columns, to_field
+from tiltyard.declarations.kinds.indexes import Index, parse_indexes
+from tiltyard.declarations.kinds.tables import is_table
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schedules import format_refresh, parse_refresh
 from tiltyard.model.schemas.arrow_json import from_json

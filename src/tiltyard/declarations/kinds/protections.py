@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tiltyard.declarations.about_objects import AboutObjects, object_fields
 from tiltyard.declarations.kind import Target
+from tiltyard.declarations.kinds.about_objects import AboutObjects, object_fields
 from tiltyard.model.text.typed_ids import format_id
 
 if TYPE_CHECKING:

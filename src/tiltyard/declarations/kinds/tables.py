@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from tiltyard.contracts.contract import PROPERTY as CONTRACT
 from tiltyard.contracts.contract import Clients, Level
-from tiltyard.declarations.columns import (
+from tiltyard.declarations.kind import Kind, Target, id_of
+from tiltyard.declarations.kinds.columns import (
     Column,
     FunctionCall,
     column_content,
@@ -22,9 +23,8 @@ from tiltyard.declarations.columns import (
     read_columns,
     to_field,
 )
-from tiltyard.declarations.functions import find_function_version
-from tiltyard.declarations.indexes import Index, create_index, parse_indexes, read_indexes
-from tiltyard.declarations.kind import Kind, Target, id_of
+from tiltyard.declarations.kinds.functions import find_function_version
+from tiltyard.declarations.kinds.indexes import Index, create_index, parse_indexes, read_indexes
 from tiltyard.model.columns.computed_columns import SCALAR, VIEW
 from tiltyard.model.columns.index_parameters import UNTOLD
 from tiltyard.model.columns.primary_keys import PROPERTY as KEY

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tiltyard.declarations.about_objects import AboutObjects, object_fields
 from tiltyard.declarations.kind import Kind, Target
+from tiltyard.declarations.kinds.about_objects import AboutObjects, object_fields
 
 if TYPE_CHECKING:
     from tiltyard.declarations.catalog_content import CatalogContent

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
-from tiltyard.declarations.about_objects import AboutObjects, object_fields
 from tiltyard.declarations.catalog_content import WHOLE
 from tiltyard.declarations.kind import Kind, Target, id_of
+from tiltyard.declarations.kinds.about_objects import AboutObjects, object_fields
 from tiltyard.model.principals import parse_privileges, privilege_names
 from tiltyard.model.text.typed_ids import format_grantee, parse_grantee
 from tiltyard.model.text.yaml_text import ContentError, convert_content

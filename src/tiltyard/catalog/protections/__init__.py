@@ -1,0 +1,1 @@
+"""Operations on protections, and on calls that need the approval of a second principal."""

@@ -107,6 +107,9 @@ def on_server(privileges: Privilege) -> Needs:
     return Needs(f"{_format_privileges(required)} on the server", authorize)
 
 
+ADMINISTRATORS = on_server(Privilege.ADMINISTER)
+
+
 def _see_namespace(ctx: Context, request: Any) -> Context:
     authorize_namespace(ctx, namespace_id(request.id), 0)
     return ctx

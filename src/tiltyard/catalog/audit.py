@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tiltyard.access.needs import on_server
+from tiltyard.access.needs import ADMINISTRATORS
 from tiltyard.audit import to_entry
 from tiltyard.model.modes import Outcome, parse_mode
 from tiltyard.model.operations import operation
-from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 from tiltyard.store import AuditFilter
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
 
 
-@operation(needs=on_server(Privilege.ADMINISTER), changes=False)
+@operation(needs=ADMINISTRATORS, changes=False)
 def list_audit_records(ctx: Context, request: models.ListAuditRecordsRequest) -> models.ListAuditRecordsResponse:
     """List the records of the audit log, newest first.
 

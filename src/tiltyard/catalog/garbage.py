@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError, TransactionNotFoundError
 
-from tiltyard.access.needs import on_server
+from tiltyard.access.needs import ADMINISTRATORS
 from tiltyard.config import DAY_MS
 from tiltyard.context import Context
 from tiltyard.model.ids import Id
 from tiltyard.model.jobs import Job, job
 from tiltyard.model.operations import operation
-from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 from tiltyard.runtime.lease import FOLDER_LEASE_MS, Lease
 from tiltyard.storage.errors import lance_errors
@@ -141,7 +140,7 @@ class UnknownFolder:
     size: int
 
 
-@operation(needs=on_server(Privilege.ADMINISTER))
+@operation(needs=ADMINISTRATORS)
 def collect_garbage(ctx: Context, request: models.CollectGarbageRequest) -> models.CollectGarbageResponse:
     """Remove the garbage of all tables in a transaction, whose properties say how much; `dry_run` only counts it.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.access.needs import on_server
+from tiltyard.access.needs import ADMINISTRATORS
 from tiltyard.access.policies import (
     PRINCIPAL_FUNCTIONS,
     ClassificationPolicy,
@@ -21,7 +21,6 @@ from tiltyard.model.classifications import check_key, check_value
 from tiltyard.model.ids import check_name, table_id
 from tiltyard.model.modes import parse_mode
 from tiltyard.model.operations import operation
-from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.lance_sql.amplification import check_growth
@@ -46,7 +45,7 @@ _COLUMN = "classified"
 """A column's name, in the place of value() where the SQL of a policy is checked."""
 
 
-@operation(needs=on_server(Privilege.ADMINISTER))
+@operation(needs=ADMINISTRATORS)
 def set_table_policy(ctx: Context, request: models.SetTablePolicyRequest) -> models.SetTablePolicyResponse:
     """Set a row filter and column masks that bind all callers but administrators and exempt roles.
 
@@ -66,13 +65,13 @@ def set_table_policy(ctx: Context, request: models.SetTablePolicyRequest) -> mod
     return models.SetTablePolicyResponse(policies=_list_policies(ctx, table.record.id))
 
 
-@operation(needs=on_server(Privilege.ADMINISTER), changes=False)
+@operation(needs=ADMINISTRATORS, changes=False)
 def list_table_policies(ctx: Context, request: models.ListTablePoliciesRequest) -> models.ListTablePoliciesResponse:
     """List the policies of a table, by name. Raises NamespaceNotFoundError, TableNotFoundError."""
     return models.ListTablePoliciesResponse(policies=_list_policies(ctx, find_table(ctx, request.id).id))
 
 
-@operation(needs=on_server(Privilege.ADMINISTER))
+@operation(needs=ADMINISTRATORS)
 def drop_table_policy(ctx: Context, request: models.DropTablePolicyRequest) -> models.DropTablePolicyResponse:
     """Drop a policy: callers that it bound see what it has hidden. Raises …NotFoundError, InvalidInputError."""
     record = find_table(ctx, request.id)
@@ -153,7 +152,7 @@ def _to_model(record: PolicyRecord) -> models.TablePolicy:
     )
 
 
-@operation(needs=on_server(Privilege.ADMINISTER))
+@operation(needs=ADMINISTRATORS)
 def set_classification_policy(
     ctx: Context, request: models.SetClassificationPolicyRequest
 ) -> models.SetClassificationPolicyResponse:
@@ -171,7 +170,7 @@ def set_classification_policy(
     return models.SetClassificationPolicyResponse(policies=_list_classification_policies(ctx))
 
 
-@operation(needs=on_server(Privilege.ADMINISTER), changes=False)
+@operation(needs=ADMINISTRATORS, changes=False)
 def list_classification_policies(
     ctx: Context, request: models.ListClassificationPoliciesRequest
 ) -> models.ListClassificationPoliciesResponse:
@@ -179,7 +178,7 @@ def list_classification_policies(
     return models.ListClassificationPoliciesResponse(policies=_list_classification_policies(ctx))
 
 
-@operation(needs=on_server(Privilege.ADMINISTER))
+@operation(needs=ADMINISTRATORS)
 def drop_classification_policy(
     ctx: Context, request: models.DropClassificationPolicyRequest
 ) -> models.DropClassificationPolicyResponse:

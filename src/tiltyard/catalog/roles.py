@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.grantees import Grantee, GranteeKind, parse_grantee
-from tiltyard.access.needs import on_server
+from tiltyard.access.needs import ADMINISTRATORS
 from tiltyard.model.ids import check_name
 from tiltyard.model.operations import operation
-from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 
 if TYPE_CHECKING:
     from tiltyard.context import Context
-
-ADMINISTRATORS = on_server(Privilege.ADMINISTER)
 
 
 @operation(needs=ADMINISTRATORS)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
 from tiltyard.access.authorization import is_administrator
-from tiltyard.access.needs import OWNER_OR_ADMINISTRATOR, on_server
+from tiltyard.access.needs import ADMINISTRATORS, OWNER_OR_ADMINISTRATOR
 from tiltyard.identity import keys
 from tiltyard.identity.keys import CreatedKey, NewKeyOptions
 from tiltyard.model.ids import check_name
 from tiltyard.model.operations import operation
-from tiltyard.model.principals import OPERATOR, Privilege
+from tiltyard.model.principals import OPERATOR
 from tiltyard.model.spec import models
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ MAX_EXPIRY_SECONDS = 100 * 366 * 86400
 DEFAULT_OVERLAP_SECONDS = 86400
 
 
-@operation(needs=on_server(Privilege.ADMINISTER), keyed=False, doubles=True)
+@operation(needs=ADMINISTRATORS, keyed=False, doubles=True)
 def create_api_key(ctx: Context, request: models.CreateApiKeyRequest) -> models.CreateApiKeyResponse:
     """Create an API key of a principal, which is created if there is none. Only this response has the key.
 
@@ -81,7 +81,7 @@ def revoke_api_key(ctx: Context, request: models.RevokeApiKeyRequest) -> models.
     return models.RevokeApiKeyResponse(key=to_api_key(keys.get_key(ctx.store, request.key_id)))
 
 
-@operation(needs=on_server(Privilege.ADMINISTER), changes=False)
+@operation(needs=ADMINISTRATORS, changes=False)
 def list_principals(ctx: Context, request: models.ListPrincipalsRequest) -> models.ListPrincipalsResponse:
     """List the principals that have keys, or that an administrator has named."""
     records, token = ctx.paging.fetch_page(
@@ -96,7 +96,7 @@ def list_principals(ctx: Context, request: models.ListPrincipalsRequest) -> mode
     )
 
 
-@operation(needs=on_server(Privilege.ADMINISTER))
+@operation(needs=ADMINISTRATORS)
 def alter_principal(ctx: Context, request: models.AlterPrincipalRequest) -> models.AlterPrincipalResponse:
     """Set whether a principal is an administrator, and whether it is disabled; create it if there is none of the name.
 

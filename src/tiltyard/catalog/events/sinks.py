@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import msgspec
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.access.needs import on_server
+from tiltyard.access.needs import ADMINISTRATORS
 from tiltyard.events.stream import current_stream, replay_position
 from tiltyard.model.operations import operation
-from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 from tiltyard.store.events.sinks import MAX_DEAD_LETTERS
 
@@ -20,10 +19,8 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.store.events.sinks import DeadLetter, EventSinkRecord
 
-ADMINISTER = on_server(Privilege.ADMINISTER)
 
-
-@operation(needs=ADMINISTER, changes=False)
+@operation(needs=ADMINISTRATORS, changes=False)
 def list_event_sinks(ctx: Context, request: models.ListEventSinksRequest) -> models.ListEventSinksResponse:
     """List the sinks: how far each has come, and what it did not take. Raises UnsupportedOperationError."""
     stream, letters = current_stream(ctx.store), ctx.store.dead_letter_counts()
@@ -50,7 +47,7 @@ def list_event_sinks(ctx: Context, request: models.ListEventSinksRequest) -> mod
     )
 
 
-@operation(needs=ADMINISTER, changes=False)
+@operation(needs=ADMINISTRATORS, changes=False)
 def list_dead_letters(ctx: Context, request: models.ListDeadLettersRequest) -> models.ListDeadLettersResponse:
     """List the events that a sink did not take, in order. Raises InvalidInputError (no such sink)."""
     _find_sink(ctx, request.sink)
@@ -64,7 +61,7 @@ def list_dead_letters(ctx: Context, request: models.ListDeadLettersRequest) -> m
     return models.ListDeadLettersResponse(dead_letters=[_to_entry(each) for each in letters], page_token=token)
 
 
-@operation(needs=ADMINISTER, while_read_only=True)
+@operation(needs=ADMINISTRATORS, while_read_only=True)
 def resend_dead_letters(ctx: Context, request: models.ResendDeadLettersRequest) -> models.ResendDeadLettersResponse:
     """Let a server send dead letters again, those with these ids or all. Raises InvalidInputError (no such sink)."""
     _find_sink(ctx, request.sink)
@@ -74,7 +71,7 @@ def resend_dead_letters(ctx: Context, request: models.ResendDeadLettersRequest) 
     return models.ResendDeadLettersResponse(resending=count)
 
 
-@operation(needs=ADMINISTER, while_read_only=True)
+@operation(needs=ADMINISTRATORS, while_read_only=True)
 def replay_events(ctx: Context, request: models.ReplayEventsRequest) -> models.ReplayEventsResponse:
     """Let a sink get all events behind a position or since a time, again or not at all; without either what waits, now.
 

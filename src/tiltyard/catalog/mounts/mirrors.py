@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.access.needs import on_server
+from tiltyard.access.needs import ADMINISTRATORS
 from tiltyard.catalog.mounts.mirror_sync import try_sync
 from tiltyard.catalog.mounts.mounts import checked_settings
 from tiltyard.model.ids import Id, check_name, namespace_id
 from tiltyard.model.operations import PoolName, operation
-from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 from tiltyard.mounts import open_catalog
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.store import MirrorRecord
 
-ADMINISTRATORS = on_server(Privilege.ADMINISTER)
 SYNC_SECONDS = 20.0
 """After which SyncPublication and DropPublication respond; a worker goes on with what is left."""
 WAIT_SECONDS = 0.1

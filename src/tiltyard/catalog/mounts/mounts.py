@@ -15,11 +15,10 @@ from lance_namespace.errors import (
 )
 from msgspec import structs
 
-from tiltyard.access.needs import on_server
+from tiltyard.access.needs import ADMINISTRATORS
 from tiltyard.model.ids import Id, check_composed, namespace_id
 from tiltyard.model.modes import CreateMode
 from tiltyard.model.operations import PoolName, operation
-from tiltyard.model.principals import Privilege
 from tiltyard.model.settings.mounts import DEFAULT_CACHE_AGE_SECONDS, MAX_CACHE_AGE_SECONDS, parse_mount, secret_problem
 from tiltyard.model.spec import models
 from tiltyard.mounts import check_settings, open_catalog
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from tiltyard.mounts.registry.mounts import Mounts
     from tiltyard.store import Store
 
-ADMINISTRATORS = on_server(Privilege.ADMINISTER)
 MAX_MOUNTS = 1000
 
 

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
 from tiltyard.access.authorization import are_allowed_outside, caller_rights, is_administrator
-from tiltyard.access.needs import ANY_CALLER, on_server
+from tiltyard.access.needs import ADMINISTRATORS, ANY_CALLER
 from tiltyard.model.ids import Id, namespace_id
 from tiltyard.model.modes import parse_mode
 from tiltyard.model.operations import operation
-from tiltyard.model.principals import Privilege
 from tiltyard.model.quotas import DAY_SECONDS, Resource, window_start
 from tiltyard.model.spec import models
 from tiltyard.store import Quota, QuotaUse
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
 
-ADMINISTRATORS = on_server(Privilege.ADMINISTER)
 MAX_LIMIT = 1 << 62
 """The largest limit of a quota."""
 MAX_DAYS = 92

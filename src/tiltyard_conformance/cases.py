@@ -144,7 +144,6 @@ class Case:
     prepare: Callable[[World], Fields]
     check: Callable[[World, Fields, Any], None]
     body: bytes | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 CASES: list[Case] = []

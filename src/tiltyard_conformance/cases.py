@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import itertools
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4

@@ -146,6 +146,14 @@ def test_each_format_becomes_a_table_with_the_types_that_were_chosen(ann: Sender
         assert [column["type"]["type"] for column in described["schema"]["fields"]] == ["utf8", "int16", "utf8"], title
 
 
+def test_csv_is_read_with_the_separator_and_the_escape_of_the_form(ann: Sender, wire: Wire) -> None:
+    page = ann.http.get("/upload/lab").text
+    assert 'name="delimiter"' in page and 'name="escape"' in page
+    fields = {"title": "quoted.csv", "name": "quoted", "delimiter": ";", "escape": "\\"}
+    ann.bring("/upload/lab", b"a;b\n1;x\\;y\n2;z\n", fields)
+    assert rows_of(wire, "quoted") == [{"a": 1, "b": "x;y"}, {"a": 2, "b": "z"}]
+
+
 def test_rows_are_added_updated_by_key_and_replaced(ann: Sender, wire: Wire) -> None:
     ann.bring("/upload/lab", FILMS, {"name": "films", "title": "films.csv"})
     more = b"year,title,mood\n1990,Alien,dark\n2001,Amelie,light\n"
@@ -190,6 +198,7 @@ def test_broken_files_and_forms_are_refused_in_words(ann: Sender, wire: Wire) ->
         ("no gzip", b"abc", {"title": "a.csv.gz"}, "cannot be unpacked"),
         ("empty", b"", {"title": "a.csv"}, "empty"),
         ("separator", b"a;b\n1;2\n", {"title": "a.csv"}, "the separator ';'"),
+        ("escape", FILMS, {"title": "a.csv", "escape": ","}, "the escape"),
         ("type", FILMS, {"title": "a.csv", "cast-name": "year", "cast-type": "list<" * 60}, "is not a type"),
         (
             "huge type",

@@ -42,6 +42,11 @@ TYPES = (
     "decimal(10, 2)", "list<string>", "float32[384]",
 )  # fmt: skip
 """Types that the form suggests."""
+CSV_OPTIONS = {
+    "delimiter": ("Separator", "of CSV; \\t is a tab", ","),
+    "escape": ("Escape", "a backslash, say: what follows it is text", ""),
+}
+"""Options of CSV by their names: what the form calls each, its help, and what it shows as an example."""
 FORMATS = {"csv": "CSV", "json": "JSON lines", "parquet": "Parquet", "arrow": "Arrow"}
 _EXTENSIONS = ("csv", "tsv", "json", "jsonl", "ndjson", "parquet", "arrow", "arrows", "feather")
 _PACKED = ".gz"
@@ -72,6 +77,7 @@ def _form(page: PageRequest, values: Mapping[str, Any], namespace: Sequence[str]
     own = {
         "namespace": namespace,
         "formats": FORMATS,
+        "csv_options": CSV_OPTIONS,
         "types": TYPES,
         "max_bytes": most_bytes(page.services.settings.max_upload_bytes),
         "name": page.text("name"),
@@ -101,7 +107,7 @@ def read_order(
     for name, text in types.items():
         if len(text) > MAX_TYPE_CHARACTERS:
             raise InvalidInputError(f"The type of '{plain(name, 60)}' has more than {MAX_TYPE_CHARACTERS} characters.")
-    files: dict[str, Any] = {name: text for name in ("format", "delimiter") if (text := page.text(name))}
+    files: dict[str, Any] = {name: text for name in ("format", *CSV_OPTIONS) if (text := page.text(name))}
     if files.get("format", "csv") not in FORMATS:
         raise InvalidInputError(f"The format is one of {', '.join(FORMATS)}, not '{files['format'][:40]}'.")
     return FileOrder(

@@ -68,7 +68,8 @@ class Upload {
   fields(part) {
     const fields = new URLSearchParams();
     const values = new FormData(this.form);
-    for (const name of ["name", "mode", "format", "delimiter", "rejected", "key"]) {
+    const options = [...this.form.querySelectorAll("[data-option]")].map((field) => field.name);
+    for (const name of ["name", "mode", "format", ...options, "rejected", "key"]) {
       for (const value of values.getAll(name)) fields.append(name, value);
     }
     fields.append("title", part.title ?? this.file.name);

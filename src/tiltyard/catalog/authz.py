@@ -17,9 +17,8 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.access.grantees import Grantee, GranteeKind
-from tiltyard.access.needs import CREATOR_PRIVILEGES
+from tiltyard.access.needs import ADMINISTRATORS, CREATOR_PRIVILEGES
 from tiltyard.catalog.grants import LIST_GRANTS, MANAGE_GRANTS, ObjectKind, Securable, find_securable, grant_privileges
-from tiltyard.catalog.roles import ADMINISTRATORS
 from tiltyard.model.ids import DEFAULT_DELIMITER, Id, check_id, check_name
 from tiltyard.model.operations import Needs, operation
 from tiltyard.model.principals import ALL, Privilege, privilege_names

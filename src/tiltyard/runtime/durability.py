@@ -147,7 +147,7 @@ class Durability:
 
     def _is_synced(self, folder: str) -> bool:
         """Return whether a folder was synced here since its entries last changed."""
-        known = lasting_facts.get((_SYNCED, folder))
+        known: _Stamp | None = lasting_facts.get((_SYNCED, folder))
         if known is None:
             return False
         try:

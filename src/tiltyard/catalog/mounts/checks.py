@@ -20,7 +20,8 @@ from lance_namespace.errors import (
     ThrottlingError,
 )
 
-from tiltyard.catalog.mounts.mounts import ADMINISTRATORS, find_mount
+from tiltyard.access.needs import ADMINISTRATORS
+from tiltyard.catalog.mounts.mounts import find_mount
 from tiltyard.model.ids import Id, check_id, namespace_id
 from tiltyard.model.operations import PoolName, operation
 from tiltyard.model.spec import models

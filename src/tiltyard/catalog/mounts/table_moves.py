@@ -27,8 +27,8 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
+from tiltyard.access.needs import ADMINISTRATORS
 from tiltyard.catalog.garbage import stage_folder
-from tiltyard.catalog.mounts.mounts import ADMINISTRATORS
 from tiltyard.model.branches import MAIN
 from tiltyard.model.ids import Id, table_id
 from tiltyard.model.operations import PoolName, operation

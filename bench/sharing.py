@@ -29,8 +29,8 @@ class Constants:
 
     row: Constant = Constant(576, "bytes of a vector of 128 floats that is kept in memory", "docs/vector-cache.md")
     budget: Constant = Constant(64e9, "bytes of a server for vectors", "**assumed**: a quarter of 256 GB")
-    warm: Constant = Constant(1.0e-3, "s of a processor for a search in memory", "RESULTS.md, servers that share out")
-    forwarded: Constant = Constant(1.6e-3, "… more where it is forwarded, on both servers", "the same, by difference")
+    warm: Constant = Constant(1.5e-3, "s of a processor for a search in memory", "RESULTS.md, servers that share out")
+    forwarded: Constant = Constant(3.0e-3, "… more where it is forwarded, on both servers", "the same, by difference")
     cold: Constant = Constant(4.0e-3, "… where Lance searches, its index being on the disk", "**assumed**")
     read: Constant = Constant(200e6, "bytes/s of vectors that a server reads to keep them", "**assumed**")
 

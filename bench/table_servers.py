@@ -32,7 +32,7 @@ from bench.wire import ARROW, call, call_json, of_table, post, stream
 TABLES = 24
 DIMENSION = 128
 CONNECTIONS = 16
-WARM_SECONDS = 120.0
+WARM_SECONDS = 600.0
 QUERIES = 200
 HOST = "127.0.0.1"
 SEED = 7

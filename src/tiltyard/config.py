@@ -280,6 +280,10 @@ class Settings:
         default="",
         metadata={"help": "URL at which other servers of the catalog reach this one: they share out tables."},
     )
+    spread_search_rows: int = field(
+        default=10_000_000,
+        metadata={"help": "Rows of a table from which servers that share out tables share its searches; 0 is never."},
+    )
     max_connections: int = field(
         default=0,
         metadata={"help": "Connections of one server process; 0 is half of its file descriptors (ulimit -n)."},

@@ -20,6 +20,7 @@ from tiltyard.storage.manifests.contention import Contention
 
 if TYPE_CHECKING:
     import lance
+    import pyarrow as pa
     from lance_namespace.errors import LanceNamespaceError
 
     from tiltyard.config import Settings
@@ -100,6 +101,17 @@ class TableServers(Protocol):
     own_url: str
 
     def keepers(self, path: Sequence[str]) -> Sequence[Any]: ...
+    def ranked(self, path: Sequence[str]) -> Sequence[Any]: ...
+    def note_spread(self, path: Sequence[str]) -> None: ...
+    def is_spread(self, path: Sequence[str]) -> bool: ...
+
+
+class SubQueries(Protocol):
+    """Asks other servers for shares of one search, for its caller: see tiltyard.api.execution.sub_queries."""
+
+    def may_ask(self, url: str) -> bool: ...
+    def ask(self, url: str, request: Any, segments: Sequence[str]) -> pa.Table: ...
+    def note_slow(self, url: str) -> None: ...
 
 
 class CommitLog(Protocol):
@@ -317,6 +329,8 @@ class Context(msgspec.Struct, frozen=True, eq=False):
     - `approval`: the approval of a second principal that this call uses, if it needs one.
     - `decided`: what services outside have decided of the request, for its audit record.
     - `asked`: the operation that they are asked about, where they are asked.
+    - `sub_queries`: asks other servers for shares of a search; None where it cannot be spread.
+    - `segments`: the segments of an index that a sub-query of another server is about; none for other requests.
     - `checked_rows`: what was found of the rows of a commit before they were written, where their table has a contract.
     - `clock` (of the services) counts milliseconds since 1970.
     """
@@ -337,6 +351,8 @@ class Context(msgspec.Struct, frozen=True, eq=False):
     asked: AskedOperation | None = None
     checked_rows: CheckedRows | None = None
     approval: str | None = None
+    sub_queries: SubQueries | None = None
+    segments: tuple[str, ...] = ()
 
     @property
     def settings(self) -> Settings:

@@ -63,6 +63,7 @@ class Exchange:
     - `database`: the namespace that its ids are relative to.
     - `deadline`: set where the client gave its request a time.
     - `idempotent`: runs the request once, where it has a key.
+    - `segments`: what a sub-query of another server of the catalog is about; none for other requests.
     - `slot`: the query slot that it holds until its response is sent.
     """
 
@@ -83,6 +84,7 @@ class Exchange:
         "peer",
         "receive",
         "request_id",
+        "segments",
         "slot",
         "started",
     )
@@ -111,6 +113,7 @@ class Exchange:
         self.database = ROOT_DATABASE
         self.deadline: Deadline | None = None
         self.idempotent: IdempotentRequest | None = None
+        self.segments: tuple[str, ...] = ()
         self.slot: QuerySlot | None = None
         self.started = False
 

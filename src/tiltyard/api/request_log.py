@@ -273,6 +273,7 @@ class LoggedRequest:
         "forwarded_for",
         "is_audited_change",
         "is_replay",
+        "is_share",
         "operation",
         "request",
         "request_id",
@@ -302,6 +303,8 @@ class LoggedRequest:
         self.response_bytes = 0
         self.forwarded_for: str | None = None
         """The client's address at the server of the catalog that has forwarded the request, and records it."""
+        self.is_share = False
+        """Whether it is a part of a request that another server has, and counts."""
 
     @property
     def address(self) -> str:
@@ -355,6 +358,9 @@ class LoggedRequest:
     def end(self) -> None:
         """Count the request in the metrics, and record its outcome: its response has been sent, or was cut."""
         log = self._log
+        if self.is_share:
+            self.discard()
+            return
         log.counts.end_request(self.operation, self.status, perf_counter() - self._started_at, self._first_byte_seconds)
         if (
             not log.is_audited

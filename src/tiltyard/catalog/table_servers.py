@@ -28,6 +28,8 @@ KEEPERS = 2
 """Servers that keep what of a table is read often: a second one, so that the end of one costs its tables little."""
 REFRESH_SECONDS = 5.0
 """How old the list of servers may be."""
+SPREAD_SECONDS = 600.0
+"""For how long after a search of a table was spread its searches are forwarded to none of its keepers."""
 _HASH_BITS = 52
 
 
@@ -51,9 +53,17 @@ class TableServers:
         self._servers: Sequence[Server] = ()
         self._refresh_at = 0.0
         self._refreshing = threading.Lock()
+        self._spread_until: dict[tuple[str, ...], float] = {}
 
     def keepers(self, path: Sequence[str]) -> list[Server]:
         """Return the servers that keep a table, the first one first; none where no server has a URL.
+
+        Raises as `ranked` does.
+        """
+        return self.ranked(path)[:KEEPERS]
+
+    def ranked(self, path: Sequence[str]) -> list[Server]:
+        """Return all servers by how far up something has each, by its path; none where no server has a URL.
 
         Reads the catalog where the list is older than REFRESH_SECONDS, and raises what that raises.
         """
@@ -63,7 +73,18 @@ class TableServers:
                 self._refresh_at = time.monotonic() + REFRESH_SECONDS
             finally:
                 self._refreshing.release()
-        return rank(self._servers, path)[:KEEPERS]
+        return rank(self._servers, path)
+
+    def note_spread(self, path: Sequence[str]) -> None:
+        """Note that a search of a table is spread over servers, of which this is one."""
+        now = time.monotonic()
+        if self._spread_until.get(tuple(path), 0.0) < now + SPREAD_SECONDS / 2:
+            others = {name: until for name, until in self._spread_until.items() if until > now}
+            self._spread_until = others | {tuple(path): now + SPREAD_SECONDS}
+
+    def is_spread(self, path: Sequence[str]) -> bool:
+        """Return whether searches of a table were spread lately: then each server that gets one spreads it itself."""
+        return self._spread_until.get(tuple(path), 0.0) > time.monotonic()
 
 
 def rank(servers: Iterable[Server], path: Sequence[str]) -> list[Server]:

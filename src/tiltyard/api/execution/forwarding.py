@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import urllib3
 from lance_namespace.errors import ServiceUnavailableError
 
+from tiltyard.api.deadlines import Deadline, earliest
 from tiltyard.mounts.registry.circuit_breaker import CircuitBreaker
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from tiltyard.api.deadlines import Deadline
     from tiltyard.api.exchange import Exchange, Header
     from tiltyard.context import Services, TableServers
 
@@ -28,6 +28,8 @@ log = logging.getLogger("tiltyard.api")
 
 FORWARDED = b"x-tiltyard-forwarded"
 """The header of a request that a server of the catalog has forwarded; a request that has it is never forwarded."""
+SEGMENTS = b"x-tiltyard-segments"
+"""The header of a sub-query, which is never spread again: its milliseconds, and the segments that it is about."""
 SERVER = b"x-tiltyard-server"
 """The header of a response that another server gave: its URL, for clients and balancers that can ask it themselves."""
 CONNECT_SECONDS = 1.0
@@ -43,7 +45,7 @@ KEPT_CONNECTIONS = 32
 _OWN_HEADERS = frozenset(
     b"accept-encoding connection content-length expect forwarded host keep-alive proxy-authorization proxy-connection "
     b"te trailer transfer-encoding upgrade via x-forwarded-for x-forwarded-host x-forwarded-proto x-request-id".split()
-) | {FORWARDED}
+) | {FORWARDED, SEGMENTS}
 """Headers that are about a connection, or that the forwarding server writes itself."""
 _PASSED_ON = frozenset({"accept-ranges", "content-disposition", "content-range", "x-lancedb-version"})
 """Headers of a response that no other part of the server writes."""
@@ -58,37 +60,54 @@ class Forwarding:
         self._clock = services.clock
         self._key = services.store.shared_secret("forwarding")
         timeout = urllib3.Timeout(connect=CONNECT_SECONDS, read=FIRST_BYTES_SECONDS)
-        self._http = urllib3.PoolManager(maxsize=KEPT_CONNECTIONS, retries=False, timeout=timeout)
+        self.http = urllib3.PoolManager(maxsize=KEPT_CONNECTIONS, retries=False, timeout=timeout)
         self._breakers: dict[str, CircuitBreaker] = {}
         self._counts = services.route_counts
 
     def accept(self, exchange: Exchange) -> None:
-        """Note where a request came from at first, if it has the signature of a server of the catalog."""
+        """Note where a request came from at first, if it has the signature of a server of the catalog.
+
+        Of a sub-query also its segments, and its time.
+        """
         signed, _, signature = exchange.headers[FORWARDED].rpartition(b" ")
         at, _, address = signed.partition(b" ")
-        expected = self._sign(signed, exchange).encode()
-        if hmac.compare_digest(signature, expected) and abs(self._clock() - int(at)) < SIGNED_MS:
-            exchange.log.forwarded_for = address.decode()
+        share = exchange.headers.get(SEGMENTS, b"")
+        expected = self._sign(signed, exchange, exchange.method, exchange.target, share).encode()
+        if not hmac.compare_digest(signature, expected) or abs(self._clock() - int(at)) >= SIGNED_MS:
+            return
+        exchange.log.forwarded_for = address.decode()
+        if share:
+            milliseconds, _, segments = share.decode().partition(" ")
+            exchange.segments = tuple(segments.split(","))
+            exchange.deadline = earliest(Deadline.start(int(milliseconds) / 1000, "query"), exchange.deadline)
+            exchange.log.is_share = True
 
-    def _sign(self, signed: bytes, exchange: Exchange) -> str:
+    def breaker(self, url: str) -> CircuitBreaker:
+        """Return what counts the failures of a server."""
+        return self._breakers.setdefault(url, CircuitBreaker())
+
+    def _sign(self, signed: bytes, exchange: Exchange, method: str, target: bytes, share: bytes) -> str:
         """Return the signature of a time and an address, for this request and its credentials alone."""
         given = (exchange.headers.get(name, b"") for name in _CREDENTIALS)
-        text = b"\n".join((signed, exchange.request_id.encode(), exchange.method.encode(), exchange.target, *given))
-        return hmac.new(self._key, text, hashlib.sha256).hexdigest()
+        parts = (signed, exchange.request_id.encode(), method.encode(), target, *given, *([share] if share else ()))
+        return hmac.new(self._key, b"\n".join(parts), hashlib.sha256).hexdigest()
 
     def forward(self, exchange: Exchange, request: Any, deadline: Deadline | None) -> ForwardedAnswer | None:
         """Return the answer of a server that keeps the request's table; None if this one is to answer.
 
-        It is if it keeps the table, and if no server that does has given a good answer in time. In the query's thread.
+        It is if it keeps the table, if it spreads searches of the table itself, and if no server that keeps it has
+        given a good answer in time. In the query's thread.
         """
         body = exchange.body
         if FORWARDED in exchange.headers or exchange.is_head or not isinstance(body, bytes):
+            return None
+        if self._servers.is_spread(request.id or ()) and _is_by_vector(request):
             return None
         keepers = self._servers.keepers(request.id or ())
         if any(server.url == self._servers.own_url for server in keepers):
             return None
         for server in keepers:
-            breaker = self._breakers.setdefault(server.url, CircuitBreaker())
+            breaker = self.breaker(server.url)
             if breaker.try_enter():
                 continue
             try:
@@ -111,11 +130,11 @@ class Forwarding:
 
     def _ask(self, url: str, exchange: Exchange, body: bytes, deadline: Deadline | None) -> ForwardedAnswer | None:
         """Return a server's answer; None for an error, which this server finds, too. Raises urllib3's HTTPError."""
-        response = self._http.request(
+        response = self.http.request(
             exchange.method,
             f"{url}{exchange.target.decode('latin-1')}",
             body=body,
-            headers=self._headers(exchange),
+            headers=self.headers(exchange, exchange.method, exchange.target),
             redirect=False,
             preload_content=False,
             decode_content=False,
@@ -125,8 +144,11 @@ class Forwarding:
             return None
         return ForwardedAnswer(response, url, None if deadline is None else deadline.remaining)
 
-    def _headers(self, exchange: Exchange) -> dict[str, str]:
-        """Return the headers of a request as another server gets it: its own, and who forwards it for whom."""
+    def headers(self, exchange: Exchange, method: str, target: bytes, share: bytes = b"") -> dict[str, str]:
+        """Return the headers of a request as another server gets it: its own, and who forwards it for whom.
+
+        `share` is what the header SEGMENTS of a sub-query has.
+        """
         signed = f"{self._clock()} {exchange.log.address}"
         headers = {
             name.decode("latin-1"): value.decode("latin-1")
@@ -134,8 +156,15 @@ class Forwarding:
             if name not in _OWN_HEADERS
         }
         headers["x-request-id"] = exchange.request_id
-        headers[FORWARDED.decode()] = f"{signed} {self._sign(signed.encode(), exchange)}"
+        headers[FORWARDED.decode()] = f"{signed} {self._sign(signed.encode(), exchange, method, target, share)}"
         return headers
+
+
+def _is_by_vector(request: Any) -> bool:
+    """Return whether a request is a search by one vector, or about one."""
+    query = getattr(request, "query", None) or request
+    vector = getattr(query, "vector", None)
+    return bool(vector and vector.single_vector)
 
 
 class ForwardedAnswer:

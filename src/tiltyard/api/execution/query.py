@@ -19,6 +19,7 @@ from tiltyard.api.bodies.byte_ranges import ByteDownload, requested_range
 from tiltyard.api.deadlines import Deadline, DeadlineExceededError, earliest
 from tiltyard.api.exchange import wait_for_disconnect
 from tiltyard.api.execution.forwarding import ForwardedAnswer
+from tiltyard.api.execution.sub_queries import SubQueries
 from tiltyard.api.execution.threaded import executor_for
 from tiltyard.runtime.failpoints import Point, reach
 
@@ -73,8 +74,10 @@ class QueryExecution:
         deadline = earliest(Deadline.for_query(self._timeout), exchange.deadline)
         pool = executor_for(self._pool, ctx, exchange.log.address)
         query = RunningQuery(pool, deadline, slot, exchange.watch_client())
-        ctx = structs.replace(ctx, check_deadline=query.check)
         forwarding = self._forwarding
+        ctx = structs.replace(ctx, check_deadline=query.check, segments=exchange.segments)
+        if forwarding is not None and not exchange.segments:
+            ctx = structs.replace(ctx, sub_queries=SubQueries(forwarding, exchange, deadline))
         function, media, limit = (
             self._handler.function,
             media_type(exchange.headers.get(b"accept", b"")),

@@ -50,6 +50,7 @@ BOUNDS = {
     "max_queries": (0, 1 << 20),
     "max_queries_total": (0, 1 << 20),
     "query_timeout": (0, 86400),
+    "spread_search_rows": (0, 1 << 50),
     "max_result_bytes": (0, 1 << 50),
     "query_memory_bytes": (1 << 27, 1 << 50),
     "sql_queries": (1, 1 << 16),

@@ -42,6 +42,7 @@ from tiltyard.tables.query.routes.chooser import (
 from tiltyard.tables.query.routes.index_in_memory import search_together, waiting_search
 from tiltyard.tables.query.routes.route import CountQuery, Offer, Purpose, Query
 from tiltyard.tables.query.routes.view import ExpandedView, ask_view_count, find_view
+from tiltyard.tables.query.segment_shares import Spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -181,7 +182,8 @@ def _query_of(
     else:
         restricted = restrict_query(table.dataset, limited, scope)
         search = check_search_columns(plan_search(table.snapshot, restricted), scope)
-    return Query(search, caches_for(ctx, table, branch, request.version, limited.k), purpose)
+    caches = caches_for(ctx, table, branch, request.version, limited.k)
+    return Query(search, caches, purpose, request.id or (), Spread.of(ctx, table, request), ctx.segments)
 
 
 def _read_copy_or_store(

@@ -31,8 +31,11 @@ from tiltyard.tables.query.routes.route import (
 from tiltyard.tables.query.routes.row_take import RowTake
 from tiltyard.tables.query.routes.rows_in_memory import RowsInMemory, ask_count_in_memory
 from tiltyard.tables.query.routes.scan import Scan, ask_row_count, ask_scan_count
+from tiltyard.tables.query.routes.segment_share import SegmentShare
 from tiltyard.tables.query.routes.shared_search import SharedSearch
+from tiltyard.tables.query.routes.spread_search import SpreadSearch
 from tiltyard.tables.query.routes.view import ExpandedView
+from tiltyard.tables.query.segment_shares import Spread
 
 if TYPE_CHECKING:
     from tiltyard.context import Context
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
 
 ROUTES: tuple[type[Offer], ...] = (
     ExpandedView,
+    SegmentShare,
+    SpreadSearch,
     IndexInMemory,
     RowsInMemory,
     PointLookup,
@@ -135,7 +140,8 @@ def query_on_loop(ctx: Context, request: models.QueryTableRequest) -> Context | 
         caches = caches_for(ctx, table, MAIN, None)
         if isinstance(caches, Refused) or not _was_queried(table, request, caches):
             return None  # to plan it might read
-        offer = choose(Query(plan_search(table.snapshot, request), caches, Purpose.LOOP))
+        spread, search = Spread.of(ctx, table, request), plan_search(table.snapshot, request)
+        offer = choose(Query(search, caches, Purpose.LOOP, request.id or (), spread))
     except LanceNamespaceError:
         return None  # the operation raises it again, in a thread
     return None if offer.cost is Cost.TABLE else _with_offer(ctx, request.id, table, offer)

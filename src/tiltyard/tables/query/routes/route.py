@@ -19,7 +19,7 @@ from tiltyard.tables.query.response_sizes import STREAMING_OPTION_NAMES
 from tiltyard.tables.query.search_effort import choose_effort
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import lance
     import pyarrow as pa
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tiltyard.tables.query.integer_filters import IntegerFilter
     from tiltyard.tables.query.plan import Search
     from tiltyard.tables.query.search_effort import SearchEffort
+    from tiltyard.tables.query.segment_shares import Spread
 
 SCORES = ("_distance", "_score")
 FILTER_OPTIONS = frozenset({"columns", "disable_scoring_autoprojection", "filter", "limit", "prefilter"})
@@ -185,11 +186,17 @@ class OutputRows:
 
 @dataclass
 class Query:
-    """A query of one version of a table, as routes are asked about it; `caches` or why they do not serve it."""
+    """A query of one version of a table, as routes are asked about it; `caches` or why they do not serve it.
+
+    `spread` is what it takes to spread it over servers; `segments` are those that another server's sub-query is about.
+    """
 
     search: Search
     caches: Caches | Refused
     purpose: Purpose = Purpose.RUN
+    path: Sequence[str] = ()
+    spread: Spread | None = None
+    segments: tuple[str, ...] = ()
 
     @property
     def latest_caches(self) -> Caches | Refused:

@@ -18,13 +18,16 @@ from tiltyard.column_refresh.refresh import CHECKPOINT_SECONDS
 from tiltyard.pipeline.indexes.segments import ROWS_PER_MERGE, ROWS_PER_SEGMENT
 from tiltyard.pipeline.sources.discovery import TASK_BYTES
 from tiltyard.pipeline.sources.filesystem import READ_AHEAD_BYTES
-from tiltyard.pipeline.upsert.plan import ROWS_PER_TASK
+from tiltyard.pipeline.upsert.partitioned_lookup import ROWS_PER_TASK, count_partitions, reason_for_all_keys
 from tiltyard.pipeline.upsert.tasks import MAX_KEYS_IN_MEMORY
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/scale.md"
 MARKS = {name: (f"<!-- {name} -->", f"<!-- end of {name} -->") for name in ("constants", "figures")}
 DIMENSION, SUB_VECTORS = 128, 16
 TRAINING = "262,144 rows, 1,024 partitions, in tasks"
+KEY_BYTES = 8
+REQUESTS_OF_RANGE = 3
+"""Requests by which some rows of a Lance file are read: its size, its footer, and a page."""
 PART_BYTES, PARTS_OF_A_SIZE = 5 << 20, 100
 """Lance sends a file to an object store in parts of 5 MiB, and after each hundred in parts larger by as much."""
 
@@ -43,6 +46,8 @@ class Constants:
     backfill: Constant = Constant(2_150_000, "rows/s, a column that costs nothing", "RESULTS.md, local[2]")
     keys: Constant = Constant(10e6, "keys/s, hashed", "`find_positions`, int64")
     probes: Constant = Constant(13e6, "rows/s looked up in one table of keys", "the same")
+    partitioned: Constant = Constant(2e6, "keys/s, of both sides, looked up by partitions", "`bench.spark.upserting`")
+    ranges: Constant = Constant(0.0027, "s of a core to read a part of another task's file", "the same, by difference")
     training: Constant = Constant(790e6, "rows × √centroids × dimensions × 2 trained in a second of a core", TRAINING)
     coding: Constant = Constant(11, "s of a core to train 16 sub-vectors' codes on 65,536 rows", TRAINING)
     assigning: Constant = Constant(20e9, "multiplications and additions/s of finding a row's centroid", "**assumed**")
@@ -105,7 +110,7 @@ def figures(plan: Plan, its: Constants) -> Iterator[Figures]:
         fragments * its.kept.value * 2 + listed,
         plan.rows / slots / its.ingest.value,
     )
-    yield _upsert(plan, its, slots, fragments, manifest, listed)
+    yield from (_upsert(plan, its, slots, fragments, manifest, listed, share) for share in (plan.share, 1.0))
     yield from _backfills(plan, its, slots, fragments, manifest, listed)
     yield from _indexes(plan, its, slots, manifest, listed)
     moved = plan.rows * plan.share
@@ -123,23 +128,58 @@ def figures(plan: Plan, its: Constants) -> Iterator[Figures]:
     )
 
 
-def _upsert(plan: Plan, its: Constants, slots: int, fragments: int, manifest: float, listed: float) -> Figures:
-    keys = plan.rows * plan.share
-    tasks = math.ceil(plan.rows / ROWS_PER_TASK)
-    seen = plan.rows / tasks
-    rounds = math.ceil(keys / MAX_KEYS_IN_MEMORY)
-    own = tasks * (keys / its.keys.value + rounds * seen / its.probes.value)
+def _upsert(
+    plan: Plan, its: Constants, slots: int, fragments: int, manifest: float, listed: float, share: float
+) -> Figures:
+    keys = plan.rows * share
+    tasks = max(slots, math.ceil(plan.rows / ROWS_PER_TASK))
+    if reason_for_all_keys(int(keys), int(plan.rows), tasks):
+        own = _look_up_all(plan, its, keys, tasks)
+    else:
+        own = _look_up_partitions(plan, its, keys, tasks, slots)
     return Figures(
-        f"upsert of {plan.share:.0%}, spread over all fragments",
-        tasks + math.ceil(keys * its.source.value / TASK_BYTES) + rounds,
-        keys * its.source.value + plan.rows * 8 + tasks * keys * 8,
-        keys * its.row.value + keys * 2,
-        tasks * (keys * 8 / READ_AHEAD_BYTES + seen * 8 / READ_AHEAD_BYTES) + fragments,
+        f"upsert of {share:.0%}, spread over all fragments",
+        own.tasks + math.ceil(keys * its.source.value / TASK_BYTES),
+        keys * its.source.value + plan.rows * KEY_BYTES + own.read,
+        keys * (its.row.value + 2) + own.written,
+        own.requests + plan.rows * KEY_BYTES / READ_AHEAD_BYTES + fragments,
         1,
         manifest + fragments * its.file.value,
-        listed * 2,
-        own / slots + keys / slots / its.ingest.value,
+        listed * 2 + own.driver,
+        own.seconds / slots + keys / slots / its.ingest.value,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _LookUp:
+    """What a look-up of keys adds to an upsert: `seconds` of all slots together, `driver` bytes."""
+
+    tasks: float
+    read: float
+    written: float
+    requests: float
+    driver: float
+    seconds: float
+
+
+def _look_up_all(plan: Plan, its: Constants, keys: float, tasks: int) -> _LookUp:
+    """Each task reads all keys, and so does each that checks them; three bytes for each key that is found."""
+    rounds = math.ceil(keys / MAX_KEYS_IN_MEMORY)
+    read = (tasks + rounds) * keys * KEY_BYTES
+    seconds = (tasks + rounds) * keys / its.keys.value + rounds * plan.rows / its.probes.value
+    return _LookUp(tasks + rounds, read, 0, read / READ_AHEAD_BYTES, keys * 3, seconds)
+
+
+def _look_up_partitions(plan: Plan, its: Constants, keys: float, tasks: int, slots: int) -> _LookUp:
+    """Keys of both sides are written, with an address or a position, and read by partition, pairs by fragments."""
+    partitions = count_partitions(int(keys), int(plan.rows), slots)
+    files = tasks + math.ceil(keys / ROWS_PER_TASK)
+    ranges = partitions * (files + tasks)
+    size = (plan.rows + keys) * (KEY_BYTES + 8) + keys * 16
+    sent = files * parts(size / files) + partitions * parts(keys * 16 / partitions)
+    seconds = (plan.rows + keys) / its.partitioned.value + ranges * its.ranges.value
+    read = size + keys * KEY_BYTES
+    return _LookUp(files + partitions + tasks, read, size, sent + ranges * REQUESTS_OF_RANGE, ranges * 8, seconds)
 
 
 def _backfills(

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 from tests.spark.conftest import CONF
 from tiltyard.calls.caller import Caller
@@ -18,11 +19,20 @@ from tiltyard.pipeline.driver.catalog_run import CatalogRun, QueuedJob, claim_jo
 from tiltyard.pipeline.indexes import growth, segments, training
 from tiltyard.pipeline.optimize import job as optimizing
 from tiltyard.pipeline.session import spark_session
+from tiltyard.pipeline.upsert import partitioned_lookup
+from tiltyard.pipeline.upsert import plan as upserting
 from tiltyard.pipeline.views import planning
 
 LEASE_MS = 2_000
 ROWS_PER_SEGMENT = 300
 ROWS_PER_PART = 10
+
+
+def partition_keys() -> list[tuple[Any, str, int]]:
+    """Return what to set so that an upsert partitions its keys, however few they are, in several tasks a stage."""
+    sizes = {"MAX_KEYS_IN_MEMORY": 16, "ROWS_PER_TASK": 64}
+    both = [(module, name, size) for module in (upserting, partitioned_lookup) for name, size in sizes.items()]
+    return [*both, (partitioned_lookup, "PARTITIONED_COST", 0), (upserting, "MAX_COMPLETED_ROWS", 50)]
 
 
 class DyingRun(CatalogRun):
@@ -66,6 +76,8 @@ def main(url: str, job_id: str, prefix: str, count: int, slots: int) -> None:
     segments.ROWS_PER_SEGMENT, planning.ROWS_PER_PART = ROWS_PER_SEGMENT, ROWS_PER_PART
     training.MIN_SAMPLE_BYTES = growth.MIN_NEW_ROWS = 1
     optimizing.MAX_DRIVER_ROWS = 0
+    for module, name, value in partition_keys():
+        setattr(module, name, value)
     catalog, owner = connection(url), new_owner()
     job = claim_job(catalog.caller(), job_id, owner, LEASE_MS)
     run = DyingRun(catalog.caller(), job, owner, prefix, count)

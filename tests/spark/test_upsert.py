@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from lance_namespace.errors import InvalidInputError
 
+from tests.spark.killed_driver import partition_keys
 from tiltyard.pipeline.catalog_client import CatalogConnection, Table, table
 from tiltyard.pipeline.delete.job import delete
 from tiltyard.pipeline.ingest.job import upsert
@@ -71,12 +72,15 @@ def name(fresh: Fresh) -> str:
     return fresh("upserted")
 
 
-@pytest.fixture(params=["threads", "tasks"])
+@pytest.fixture(params=["threads", "tasks", "partitions in threads", "partitions in tasks"])
 def everywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small work runs in the driver; here it runs in Spark's tasks as well."""
-    if request.param == "tasks":
+    """Small work runs in the driver, and few keys are read by each task; here, it runs in Spark's tasks as well."""
+    if request.param.endswith("tasks"):
         monkeypatch.setattr(row_sources, "MAX_DRIVER_BYTES", 0)
         monkeypatch.setattr(upserting, "MAX_DRIVER_ROWS", 0)
+    if request.param.startswith("partitions"):
+        for module, name, value in partition_keys():
+            monkeypatch.setattr(module, name, value)
 
 
 @pytest.mark.usefixtures("everywhere")

@@ -2,6 +2,9 @@
 
     fragments (written, not visible) → keys looked up in the table, fragment by fragment → one Lance commit
 
+Few keys are read by each task that searches fragments; many are partitioned by a hash, with those of the table
+(`partitioned_lookup`, which decides).
+
 Keys stay unique beside concurrent writers: the commit goes through a `JobTable`, which checks everything that was
 committed since the lookup before it accepts the next version.
 """
@@ -10,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,25 +21,34 @@ import lance
 from lance import LanceOperation
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError
 
-from tiltyard.change_feed.table_history import fragments_by_id
+from tiltyard.change_feed.table_history import fragments_by_id, open_version
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import LazySession, task_slots
 from tiltyard.pipeline.spark_tasks import call_task, group_for_tasks, run_tasks
+from tiltyard.pipeline.upsert.partitioned_lookup import (
+    ROWS_PER_TASK,
+    Layout,
+    PartitionedLookup,
+    reason_for_all_keys,
+)
 from tiltyard.pipeline.upsert.tasks import (
     MAX_KEYS_IN_MEMORY,
     CheckKeys,
     CompleteRows,
+    FoundAddresses,
     KeptColumns,
     Keys,
     MatchedFragment,
     MatchFragments,
+    ScannedAddresses,
     SourceKeys,
     count_keys,
     have_common_key,
 )
 from tiltyard.pipeline.version_diff import forget_changed, fragments_with_new_rows
-from tiltyard.pipeline.writing.commit import JobTable, check_column_list
+from tiltyard.pipeline.writing.commit import KEY_ERRORS, JobTable, check_column_list
 from tiltyard.pipeline.writing.fragments import delete_fragment_files, parse_fragments
 from tiltyard.pipeline.writing.target_table import verify_run_uncommitted
 
@@ -49,7 +61,6 @@ if TYPE_CHECKING:
 
 _CHECKPOINT_KEY = "upserted"
 
-ROWS_PER_TASK = 4_000_000
 MAX_DRIVER_ROWS = 4_000_000
 """Keys of up to so many rows are looked up in this process: starting Spark's tasks takes longer."""
 
@@ -108,8 +119,18 @@ def upsert_fragments(
     if not written:
         return Upserted(int(dataset.version), 0, 0, 0, 0)
     keys = SourceKeys.of(table.location(), on, written)
-    plan = UpsertPlan(run, spark, keys, list(written), dataset, sync=sync, kept=kept, must_exist=must_exist)
-    version = job_table.commit_plan(run, since, plan, properties=properties)
+    layout = Layout.load(run, keys)
+    searched = None if layout is None else open_version(dataset, layout.version)
+    plan = UpsertPlan(
+        run, spark, keys, list(written), searched or dataset, sync=sync, kept=kept, must_exist=must_exist,
+        layout=layout if searched else None,
+    )  # fmt: skip
+    try:
+        version = job_table.commit_plan(run, since, plan, properties=properties)
+    except (RefusedError, InvalidInputError, *KEY_ERRORS):
+        plan.delete_key_files()
+        raise
+    plan.delete_key_files()
     if kept is not None:
         _delete_fragments(keys.location, written)  # in whose place the completed ones are committed
     return _upserted(run, version)
@@ -145,6 +166,10 @@ class UpsertPlan:
     """Waits until what is written is durable, which it becomes while the keys are looked up."""
     kept: KeptColumns | None = None
     must_exist: bool = False
+    layout: Layout | None = None
+    """That of an earlier driver of the run, whose look-up goes on."""
+    lookup: PartitionedLookup | None = field(init=False, default=None)
+    """The look-up of keys that are too many for each task."""
     completed: list[FragmentMetadata] | None = field(init=False, default=None)
     """The rows of `written` with what the table has of them in the `kept` columns."""
     to_match: Sequence[int] | None = field(init=False, default=None)
@@ -204,30 +229,69 @@ class UpsertPlan:
 
     def _complete_rows(self, kept: KeptColumns) -> list[FragmentMetadata]:
         """Write the rows again, with what the table has of them. Raises RunCanceledError."""
-        sizes = {number: int(fragment.physical_rows) for number, fragment in enumerate(self.written)}
-        session = self.spark if max(sum(sizes.values()), self.dataset.count_rows()) > MAX_DRIVER_ROWS else None
-        matched = tuple(self.matched)
+        rows = sum(int(fragment.physical_rows) for fragment in self.written)
+        session = self.spark if max(rows, self.dataset.count_rows()) > MAX_DRIVER_ROWS else None
         tasks = [
-            CompleteRows(
-                SourceKeys.of(self.keys.location, self.keys.on, [self.written[number] for number in group]),
-                kept,
-                int(self.dataset.version),
-                matched,
-            )
-            for group in group_for_tasks(sizes.items(), MAX_COMPLETED_ROWS, task_slots(session))
+            CompleteRows(keys, kept, int(self.dataset.version), found)
+            for keys, found in self._groups_to_complete(task_slots(session))
         ]
         results = run_tasks(session, self.run, call_task, tasks, name="upsert: complete")
         return parse_fragments([fragment for fragments in results for fragment in fragments])
 
+    def _groups_to_complete(self, slots: int) -> Iterable[tuple[SourceKeys, FoundAddresses]]:
+        """Return groups of the source's rows, each with where the rows of the table are that have its keys."""
+        if self.lookup is not None:
+            return self.lookup.groups_to_complete()
+        sizes = [(fragment, int(fragment.physical_rows)) for fragment in self.written]
+        found = ScannedAddresses(tuple(self.matched))
+        groups = group_for_tasks(sizes, MAX_COMPLETED_ROWS, slots)
+        return [(SourceKeys.of(self.keys.location, self.keys.on, group), found) for group in groups]
+
     def _match_keys(self) -> None:
         """Find the keys in the fragments that are left; the first time, also check that a source has each once."""
         fragments = fragments_by_id(self.dataset)
-        check = self.to_match is None and isinstance(self.keys, SourceKeys)
         to_match = list(fragments) if self.to_match is None else self.to_match
         rows = sum(fragments[number].num_rows for number in to_match)
+        session = self.spark if max(rows, self.keys.rows) > MAX_DRIVER_ROWS else None
+        if self.to_match is None and isinstance(self.keys, SourceKeys):
+            self.lookup = self._plan_partitions(session, self.keys, rows)
+        if self.lookup is None:
+            self._match_in_each_task(session, to_match, fragments, rows)
+        else:
+            found = self.lookup.search(self.dataset, to_match)
+            self.matched.update({fragment.fragment_id: fragment for fragment in found})
+        if self.must_exist and (updated := self._count_updated()) < self.keys.rows:
+            raise InvalidInputError(f"{self.keys.rows - updated} keys of the source are not in the table.")
+        if self.reports:
+            self._save_counts()
+
+    def _plan_partitions(
+        self, session: SparkSession | LazySession | None, keys: SourceKeys, rows: int
+    ) -> PartitionedLookup | None:
+        """Return the look-up by partitions, of an earlier driver or a new one; None where each task reads all keys."""
+        slots = task_slots(session)
+        if self.layout is None:
+            tasks = max(slots, math.ceil(rows / ROWS_PER_TASK))
+            if reason := reason_for_all_keys(keys.rows, rows, tasks):
+                self.run.progress(lookup=f"all keys in each task: {reason}")
+                return None
+            completed_rows = MAX_COMPLETED_ROWS if self.kept is not None else 0
+            self.layout = Layout.plan(keys, int(self.dataset.version), rows, slots, completed_rows)
+            self.layout.save(self.run)
+        self.run.progress(lookup=f"in {self.layout.partitions} partitions")
+        return PartitionedLookup(self.run, session, keys, self.written, self.layout)
+
+    def _match_in_each_task(
+        self,
+        session: SparkSession | LazySession | None,
+        to_match: Sequence[int],
+        fragments: Mapping[int, FragmentMetadata],
+        rows: int,
+    ) -> None:
+        """Find the keys by tasks that each read all of them, or have them."""
+        check = self.to_match is None and isinstance(self.keys, SourceKeys)
         if self.reports:
             self.run.progress(stage="match", looked=0, looked_total=rows)
-        session = self.spark if max(rows, self.keys.rows) > MAX_DRIVER_ROWS else None
         is_loaded = self.loaded is not None or (session is None and self.keys.rows <= MAX_KEYS_IN_MEMORY)
         keys = self._load_keys() if is_loaded else self.keys
         buckets = math.ceil(keys.rows / MAX_KEYS_IN_MEMORY)
@@ -250,12 +314,17 @@ class UpsertPlan:
             session, self.run, call_task, tasks, on_result=handle_result, name="upsert: match", wave=wave
         ):
             self.matched.update({fragment.fragment_id: fragment for fragment in matched})
-        if self.must_exist:
-            found = count_keys((fragment.keys for fragment in self.matched.values()), self.keys.rows)
-            if found < self.keys.rows:
-                raise InvalidInputError(f"{self.keys.rows - found} keys of the source are not in the table.")
-        if self.reports:
-            self._save_counts()
+
+    def _count_updated(self) -> int:
+        """Return how many of the keys are in the table."""
+        if self.lookup is not None:
+            return self.lookup.count_keys()
+        return count_keys((fragment.keys for fragment in self.matched.values()), self.keys.rows)
+
+    def delete_key_files(self) -> None:
+        """Delete what a look-up by partitions has written. Idempotent."""
+        if self.lookup is not None:
+            self.lookup.delete()
 
     def _load_keys(self) -> Keys:
         """Return the keys in memory, read once: they are few enough for this process."""
@@ -265,7 +334,7 @@ class UpsertPlan:
 
     def _save_counts(self) -> None:
         """Save the counts in the run's checkpoint, for a driver that finds the commit made."""
-        updated = count_keys((fragment.keys for fragment in self.matched.values()), self.keys.rows)
+        updated = self._count_updated()
         replaced = sum(fragment.rows for fragment in self.matched.values())
         self.run.save_checkpoint(_CHECKPOINT_KEY, json.dumps([self.keys.rows, updated, replaced]))
 

@@ -1,7 +1,8 @@
 """Tasks of an upsert: find the rows of a table whose key is in the source, and check that the source's keys are unique.
 
 The source's keys are read from the fragments that were written for it, a few million at a time, into a hash table over
-Arrow memory; the table is scanned against it, key columns only. Nothing is shuffled.
+Arrow memory; the table is scanned against it, key columns only. Nothing is shuffled: that is what `partition_tasks` do
+with more keys.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import lance
 import numpy as np
@@ -115,7 +116,8 @@ class MatchFragments:
 class MatchedFragment:
     """A fragment without its `rows` rows that matched; `remaining` is None if all of them did.
 
-    `keys` are the positions of the source's keys that are in it, as `pack_positions` encodes them.
+    `keys` are the positions of the source's keys that are in it, as `pack_positions` encodes them; of none where the
+    keys are counted by partition.
     """
 
     fragment_id: int
@@ -136,12 +138,12 @@ class CheckKeys:
         """Return no fragment, as the type of a matching task's result. Raises RefusedError."""
         chunks: list[pa.Table] = []
         for chunk in self.keys.chunks():
-            _check_no_nulls(chunk)
+            check_no_nulls(chunk)
             if self.buckets > 1:
-                chunk = chunk.filter(pa.array(_hash_buckets(chunk, self.buckets) == self.bucket))  # noqa: PLW2901  # of this bucket
+                chunk = chunk.filter(pa.array(hash_buckets(chunk, self.buckets) == self.bucket))  # noqa: PLW2901  # of this bucket
             chunks.append(chunk)
         if chunks:
-            _check_unique(pa.concat_tables(chunks))
+            check_unique(pa.concat_tables(chunks))
         return []
 
 
@@ -153,26 +155,22 @@ class KeptColumns:
     target: FragmentTarget
 
 
+class FoundAddresses(Protocol):
+    """Where the rows of a table are that have the keys of a source."""
+
+    def find(self, dataset: lance.LanceDataset, source: SourceKeys) -> Any:
+        """Return the address of each key's row, -1 where there is none; of a key that is there twice, the first."""
+
+
 @dataclass(frozen=True, slots=True)
-class CompleteRows:
-    """A task: write rows of a source again, with what the table has of them in columns that the source lacks.
+class ScannedAddresses:
+    """They are looked for in `fragments`, in which a row has one of the keys."""
 
-    `fragments` are those of the version in which a row has one of the keys. A row that is not there keeps its nulls.
-    """
-
-    source: SourceKeys
-    kept: KeptColumns
-    version: int
     fragments: tuple[int, ...]
 
-    def __call__(self) -> list[str]:
-        """Return the fragments, as JSON."""
-        dataset = self.source.location.open(self.version)
-        return write_batches(self.kept.target, self._complete(dataset, self._find_addresses(dataset)))
-
-    def _find_addresses(self, dataset: lance.LanceDataset) -> Any:
-        """Return the address of each key's row, -1 where there is none; of a key that is there twice, the first."""
-        keys, on = self.source.load().table, list(self.source.on)
+    def find(self, dataset: lance.LanceDataset, source: SourceKeys) -> Any:
+        """Return the addresses."""
+        keys, on = source.load().table, list(source.on)
         addresses = np.full(keys.num_rows, _MISSING, np.int64)
         parts = [get_fragment(dataset, number) for number in self.fragments]
         options: dict[str, Any] = {"with_row_address": True, "fragments": parts, "batch_size": BATCH_ROWS}
@@ -183,6 +181,25 @@ class CompleteRows:
             known = addresses[positions[hits]]
             addresses[positions[hits]] = np.where(known == _MISSING, found, np.minimum(known, found))
         return addresses
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteRows:
+    """A task: write rows of a source again, with what the table has of them in columns that the source lacks.
+
+    `found` has the addresses of the table's rows, by the place of their key in `source`. A row that is not there keeps
+    its nulls.
+    """
+
+    source: SourceKeys
+    kept: KeptColumns
+    version: int
+    found: FoundAddresses
+
+    def __call__(self) -> list[str]:
+        """Return the fragments, as JSON."""
+        dataset = self.source.location.open(self.version)
+        return write_batches(self.kept.target, self._complete(dataset, self.found.find(dataset, self.source)))
 
     def _complete(self, dataset: lance.LanceDataset, addresses: Any) -> Iterator[pa.RecordBatch]:
         version, names, first = VersionRows(dataset, None, ()), self.kept.target.schema.names, 0
@@ -225,7 +242,7 @@ def match_fragments(dataset: lance.LanceDataset, numbers: Sequence[int], keys: K
     addresses, positions = addresses[order], positions[hits][order]
     matched, offsets, starts = split_by_fragment(addresses)
     return [
-        _delete_rows(dataset, number, rows, in_fragment)
+        delete_rows(dataset, number, rows, in_fragment)
         for number, rows, in_fragment in zip(matched, offsets, np.split(positions, starts[1:]), strict=True)
     ]
 
@@ -297,25 +314,27 @@ def count_keys(packed: Iterable[bytes], keys: int) -> int:
     return int.from_bytes(bitmap.tobytes(), "little").bit_count()
 
 
-def _delete_rows(dataset: lance.LanceDataset, number: int, offsets: Any, positions: Any) -> MatchedFragment:
+def delete_rows(dataset: lance.LanceDataset, number: int, offsets: Any, positions: Any = ()) -> MatchedFragment:
+    """Delete rows of a fragment, by their offsets; nothing is committed. `positions` are those of their keys."""
     remaining = get_fragment(dataset, number).delete_rows(offsets.tolist())
     return MatchedFragment(number, len(offsets), remaining, pack_positions(positions))
 
 
-def _hash_buckets(keys: pa.Table, buckets: int) -> Any:
+def hash_buckets(keys: pa.Table, buckets: int) -> Any:
+    """Return the bucket of each key, from a hash that is the same in every process; no key may be null."""
     import pandas as pd  # noqa: PLC0415  # an extra: only many keys are hashed, in tasks of Spark
 
     return pd.util.hash_pandas_object(keys.to_pandas(), index=False).to_numpy() % np.uint64(buckets)
 
 
-def _check_no_nulls(keys: pa.Table) -> None:
+def check_no_nulls(keys: pa.Table) -> None:
     """Raise RefusedError for a key that is null."""
     for name in keys.column_names:
         if nulls := keys.column(name).null_count:
             raise RefusedError(f"The key '{name}' is null in {nulls} rows of the source: leave those rows out.")
 
 
-def _check_unique(keys: pa.Table) -> None:
+def check_unique(keys: pa.Table) -> None:
     """Raise RefusedError, with an example, for keys that are there more than once."""
     counted = keys.group_by(keys.column_names).aggregate([([], "count_all")])
     if counted.num_rows == keys.num_rows:

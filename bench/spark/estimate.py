@@ -20,12 +20,13 @@ from tiltyard.pipeline.sources.discovery import TASK_BYTES
 from tiltyard.pipeline.sources.filesystem import READ_AHEAD_BYTES
 from tiltyard.pipeline.upsert.partitioned_lookup import ROWS_PER_TASK, count_partitions, reason_for_all_keys
 from tiltyard.pipeline.upsert.tasks import MAX_KEYS_IN_MEMORY
+from tiltyard.upkeep.compaction import MAX_LEFT_SHARE, MAX_REMAPPED_ROWS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/scale.md"
 MARKS = {name: (f"<!-- {name} -->", f"<!-- end of {name} -->") for name in ("constants", "figures")}
 DIMENSION, SUB_VECTORS = 128, 16
 TRAINING = "262,144 rows, 1,024 partitions, in tasks"
-KEY_BYTES = 8
+KEY_BYTES, INDEX_ENTRY_BYTES = 8, 24
 REQUESTS_OF_RANGE = 3
 """Requests by which some rows of a Lance file are read: its size, its footer, and a page."""
 PART_BYTES, PARTS_OF_A_SIZE = 5 << 20, 100
@@ -54,6 +55,7 @@ class Constants:
     copy: Constant = Constant(45e6, "bytes/s of index written by a merge", "**assumed**: half of an ingest's")
     moved: Constant = Constant(84, "bytes in the driver for a row that is moved under an index", "4 million, `commit`")
     remap: Constant = Constant(420_000, "rows/s of an index that a compaction's commit rewrites", "the same, a BTREE")
+    added: Constant = Constant(3.4e6, "rows/s that one task adds to a BTREE", "4 million, `optimize_indices`")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +115,26 @@ def figures(plan: Plan, its: Constants) -> Iterator[Figures]:
     yield from (_upsert(plan, its, slots, fragments, manifest, listed, share) for share in (plan.share, 1.0))
     yield from _backfills(plan, its, slots, fragments, manifest, listed)
     yield from _indexes(plan, its, slots, manifest, listed)
-    moved = plan.rows * plan.share
-    spread_fragments = fragments * plan.share
-    yield Figures(
-        f"optimize: {plan.share:.0%} of the rows compacted, an index on them",
-        spread_fragments,
-        moved * its.row.value + plan.rows * 24,
-        moved * its.row.value + plan.rows * 24,
-        spread_fragments * (parts(size / fragments) + size / fragments / READ_AHEAD_BYTES),
-        2,
+    yield _optimize(plan, its, slots, fragments, manifest, listed)
+
+
+def _optimize(plan: Plan, its: Constants, slots: int, fragments: int, manifest: float, listed: float) -> Figures:
+    moved, size = plan.rows * plan.share, plan.rows * its.row.value
+    tasks = fragments * plan.share
+    if plan.rows > MAX_REMAPPED_ROWS and moved <= plan.rows * MAX_LEFT_SHARE:
+        commits, entries, driver, seconds = 2, moved, 0.0, moved / its.added.value
+    else:
+        commits, entries, driver, seconds = 1, plan.rows, moved * its.moved.value, plan.rows / its.remap.value
+    return Figures(
+        f"optimize: {plan.share:.0%} of the rows compacted, a BTREE on them",
+        tasks + commits - 1,
+        moved * its.row.value + entries * INDEX_ENTRY_BYTES,
+        moved * its.row.value + entries * INDEX_ENTRY_BYTES,
+        tasks * (parts(size / fragments) + size / fragments / READ_AHEAD_BYTES),
+        commits,
         manifest,
-        listed + moved * its.moved.value,
-        moved / its.ingest.value / slots + plan.rows / its.remap.value,
+        listed + driver,
+        moved / its.ingest.value / slots + seconds,
     )
 
 

@@ -16,6 +16,7 @@ from tests.services.server import ServerProcess
 from tests.spark.test_index import described
 from tests.spark.test_killed_drivers import fragments_of, killed, resumed
 from tests.spark.test_training import DIMENSION, as_column, recall, vectors
+from tiltyard.change_feed.table_history import read_transaction
 from tiltyard.pipeline.catalog_client import CatalogConnection, Table, table
 from tiltyard.pipeline.indexes import growth
 from tiltyard.pipeline.indexes.growth import _read_codebook
@@ -23,6 +24,8 @@ from tiltyard.pipeline.indexes.job import index
 from tiltyard.pipeline.optimize import job as optimizing
 from tiltyard.pipeline.optimize.job import optimize
 from tiltyard.pipeline.runs import LocalRun
+from tiltyard.upkeep import compaction
+from tiltyard.upkeep.indexing import index_states
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -119,6 +122,41 @@ def test_large_segments_stay_and_the_new_one_has_their_codebook(
     assert recall(target, vectors(30, 8), nprobes=4, refine_factor=10) > 0.95
     again = optimize(LocalRun(), catalog, spark, name, compact=False)
     assert (again["indexes"], again["rows_indexed"]) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", ["IVF_PQ", "BTREE"])
+def test_compaction_below_a_large_index_leaves_it_and_adds_the_moved_rows_in_the_same_job(
+    spark: SparkSession,
+    catalog: CatalogConnection,
+    fresh: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    monkeypatch.setattr(compaction, "MAX_REMAPPED_ROWS", 1000)
+    monkeypatch.setattr(compaction, "MAX_LEFT_SHARE", 0.6)
+    name = fresh("left")
+    target = indexed(spark, catalog, name, "IVF_PQ", pa.float32())
+    column = "vector" if kind == "IVF_PQ" else "id"
+    if kind == "BTREE":
+        target.dataset().drop_index("vector_idx")
+        index(LocalRun(), catalog, spark, name, "id", "BTREE")
+    optimize(LocalRun(), catalog, spark, name, compact=False)
+    target.dataset().delete("id % 2 = 0 and id >= 200000")  # half of the rows of two fragments of four
+    version = int(target.dataset().version)
+    figures = optimize(LocalRun(), catalog, spark, name, rows_per_fragment=900)
+    assert str(figures["remap"]).startswith("left out: a remap would rewrite 3000 entries of indexes, and 1000 of them")
+    assert (figures["fragments_removed"], figures["rows_indexed"]) == (2, 1000)
+    [state] = index_states(target.dataset())
+    assert (state.indexed, state.missing) == (3000, 0)
+    committed = read_transaction(target.dataset(), version + 1)
+    assert committed is not None and not list(committed.operation.rewritten_indices)
+    if kind == "IVF_PQ":
+        assert recall(target, vectors(30, 8), nprobes=4, refine_factor=10) > 0.95
+    for first in range(100_000, 301_000, 7_919):
+        condition = f"id >= {first} and id < {first + 500}"
+        found = target.dataset().to_table(columns=["id"], filter=condition)
+        scanned = target.dataset().scanner(columns=["id"], filter=condition, use_scalar_index=False).to_table()
+        assert found.sort_by("id") == scanned.sort_by("id"), column
 
 
 @pytest.mark.parametrize(

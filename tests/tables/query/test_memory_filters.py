@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from tests.tables.query.query_table import vectors
-from tests.tables.query.test_memory_search import DIMENSION, Searched
+from tests.tables.query.test_memory_search import DIMENSION, Searched, compact_in_turn
 
 from tiltyard.runtime.system_memory import SystemMemory
 from tiltyard.storage.vector_cache import cache
@@ -129,7 +129,7 @@ def merge_column(dataset: lance.LanceDataset, rng: np.random.Generator, step: in
 
 
 def compact(dataset: lance.LanceDataset, rng: np.random.Generator, step: int) -> None:
-    dataset.optimize.compact_files(target_rows_per_fragment=1200)
+    compact_in_turn(dataset, step)
 
 
 def restore(dataset: lance.LanceDataset, rng: np.random.Generator, step: int) -> None:

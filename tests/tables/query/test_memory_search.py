@@ -24,6 +24,7 @@ from tiltyard.storage.vector_cache import cache, index
 from tiltyard.tables.query.plan import plan_search
 from tiltyard.tables.query.routes.index_in_memory import IndexInMemory
 from tiltyard.tables.query.routes.route import Caches, Purpose, Query, Refused
+from tiltyard.upkeep import compaction
 
 DIMENSION = 16
 
@@ -126,6 +127,17 @@ def _small_thresholds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return
 
 
+def compact_in_turn(dataset: lance.LanceDataset, step: int) -> None:
+    """Compact as any client does, or by a commit that leaves the index as it is, as one that is large."""
+    if step % 2:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compaction, "MAX_REMAPPED_ROWS", 0)
+            patch.setattr(compaction, "MAX_LEFT_SHARE", 1)
+            compaction.compact(dataset, compaction.plan_whole_compaction(dataset, 1200), extends_indexes=True)
+    else:
+        dataset.optimize.compact_files(target_rows_per_fragment=1200)
+
+
 def change(table: Searched, rng: np.random.Generator, step: int) -> None:
     """Change the table in a random way."""
     dataset = lance.dataset(table.uri)
@@ -141,7 +153,7 @@ def change(table: Searched, rng: np.random.Generator, step: int) -> None:
             source = rows(rng, low, 60)
             dataset.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(source)
         case 5:
-            dataset.optimize.compact_files(target_rows_per_fragment=1200)
+            compact_in_turn(dataset, step)
         case _:
             past = int(rng.integers(max(2, dataset.version - 4), dataset.version + 1))
             lance.dataset(table.uri, version=past).restore()

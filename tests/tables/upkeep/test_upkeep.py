@@ -37,6 +37,7 @@ from tiltyard.tables.rows.insert import insert_into_table
 from tiltyard.tables.rows.update_delete import delete_from_table, update_table
 from tiltyard.tables.upkeep import maintainer, upkeep_job
 from tiltyard.tables.upkeep.upkeep_job import first_time_to_keep, remove_old_versions
+from tiltyard.upkeep import compaction
 from tiltyard.upkeep.indexing import count_segments_to_merge, index_states
 from tiltyard.worker import Worker
 
@@ -273,8 +274,14 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", [*KINDS])
-def test_maintain_extends_every_kind_of_index_and_compacts_below_it(tmp_path: Path, kind: str) -> None:
-    """A kind that cannot follow a compaction (ZONEMAP, BLOOMFILTER, FM) has all rows again afterwards."""
+@pytest.mark.parametrize("is_large", [False, pytest.param(True, marks=pytest.mark.extended)])
+def test_maintain_extends_every_kind_of_index_and_compacts_below_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, is_large: bool
+) -> None:
+    """A kind that cannot follow a compaction (ZONEMAP, BLOOMFILTER, FM), or is large, has all rows again afterwards."""
+    if is_large:
+        monkeypatch.setattr(compaction, "MAX_REMAPPED_ROWS", 0)
+        monkeypatch.setattr(compaction, "MAX_LEFT_SHARE", 1)
     column, data = KINDS[kind], rows(600)
     if kind == "RTREE":
         axes = [pa.array([float(number % 31) for number in range(600)]) for _ in "xy"]

@@ -85,7 +85,7 @@ def maintain(
         figures.tell("compaction")
         try:
             with lance_errors(dataset):
-                removed, added = compact(dataset, planned)
+                removed, added = compact(dataset, planned, extends_indexes=True)
         except LanceNamespaceError as error:
             if not is_conflict(error):
                 raise
@@ -95,7 +95,7 @@ def maintain(
         figures.fragments_removed += removed
         figures.fragments_added += added
         figures.tell("compaction")
-    if figures.fragments_removed:  # some kinds of indexes cannot follow a compaction
+    if figures.fragments_removed:  # some indexes have not followed the compaction
         _extend_indexes(dataset, figures)
 
 

@@ -1,9 +1,13 @@
-"""Queries of a table on an object store from a copy on disk: `python -m bench.disk_cache`.
+"""Queries of a table on an object store through the server's disk: `python -m bench.disk_cache`.
 
-Three servers of one process: a table on a local disk, the same one in a bucket of moto's S3 behind a proxy that delays
-each request by 30 ms, and that with copies on disk. Lance's caches in memory are as small as they can be, and rows in
-memory are off, so that each query reads pages: what is measured is where they come from. Sides take turns under the
-same load.
+First the round trips of the first query of a server that was just started, and of the next ones, by what it has on
+disk: no cache, an empty one, and what an earlier process has left. The table is in a bucket of moto's S3 behind a proxy
+that delays each request by 30 ms; round trips are the longest chain of requests, each begun after the one before had
+ended, among those that ended before the response.
+
+Then four servers of one process under load: a table on a local disk, the same one in the bucket, that copied to disk,
+and that by ranges, with too little room for a copy. Lance's caches in memory are as small as they can be, and rows in
+memory are off, so that each query reads pages: what is measured is where they come from. Sides take turns.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import cycle
 from pathlib import Path
@@ -20,7 +25,7 @@ from tests.services.s3 import s3_server
 
 from bench.load import Load
 from bench.rounds import Side
-from bench.s3_proxy import S3Proxy
+from bench.s3_proxy import S3Proxy, sequential_round_trips
 from bench.servers import Server, tiltyard
 from bench.vector_subjects import TABLE, Vectors
 from bench.wire import ARROW, call, call_json, of_table, post, stream
@@ -42,7 +47,11 @@ def fill(server: Server, vectors: Vectors) -> None:
     vector = {"column": "vec", "index_type": "IVF_PQ", "distance_type": "l2", "num_partitions": partitions}
     call_json(server.address, of_table(TABLE, "create_scalar_index"), {"column": "rank", "index_type": "BTREE"})
     call_json(server.address, of_table(TABLE, "create_index"), vector)
-    while len(call_json(server.address, of_table(TABLE, "index/list"))["indexes"]) < len(("rank", "vec")):
+    nearest = {"vector": {"single_vector": vectors.queries[0].tolist()}, "vector_column": "vec"}
+    query = {**nearest, "k": 1, "filter": "rank < 9"}
+    plan = ""
+    while "ANNSubIndex" not in plan or "ScalarIndexQuery" not in plan:
+        plan = call_json(server.address, of_table(TABLE, "explain_plan"), {"query": query})
         time.sleep(0.5)
 
 
@@ -72,6 +81,41 @@ def wait_for_copy(server: Server) -> float:
     raise RuntimeError("The table was not copied.")
 
 
+def settle(proxy: S3Proxy) -> None:
+    """Wait until nothing is asked of the store for two seconds: until indexes are built."""
+    proxy.drain()
+    time.sleep(2)
+    while proxy.drain():
+        time.sleep(2)
+
+
+def first_queries(root: str, folder: Path, proxy: S3Proxy, environ: Mapping[str, str], bodies: list[bytes]) -> str:
+    """Start a server; return the round trips, requests and milliseconds of its first queries."""
+    server = tiltyard(root, folder / "first.log", 1, environ=environ)  # type: ignore[arg-type]  # a URI does
+    cells = []
+    try:
+        settle(proxy)
+        for body in bodies:
+            proxy.delay = DELAY_SECONDS
+            began = time.perf_counter()
+            call(server.address, "POST", of_table(TABLE, "query"), body)
+            ended = time.perf_counter()
+            requests = proxy.drain()
+            proxy.delay = 0.0
+            trips = sequential_round_trips([request for request in requests if request.ended_at <= ended])
+            cells.append(f"{trips} · {len(requests)} · {1000 * (ended - began):.0f}")
+            time.sleep(0.5)
+    finally:
+        proxy.delay = 0.0
+        server.stop()
+    return " | ".join(cells)
+
+
+def warm(server: Server, prepared: list[bytes]) -> None:
+    """Send each request three times: what is read again enters the cache."""
+    Side(server).take(lambda: cycle(prepared), Load(8, 20.0))
+
+
 def main() -> None:
     """Print a table of what was measured."""
     parser = argparse.ArgumentParser(
@@ -82,6 +126,7 @@ def main() -> None:
     parser.add_argument("--callers", type=int, nargs="+", default=[1, 8], help="[default: 1 and 8]")
     parser.add_argument("--rounds", type=int, default=3, help="[default: 3]")
     parser.add_argument("--seconds", type=float, default=4.0, help="of a round [default: 4]")
+    parser.add_argument("--first", action="store_true", help="count the round trips of first queries alone")
     arguments = parser.parse_args()
     vectors = Vectors.make(arguments.rows, arguments.dimension)
     with ExitStack() as stack:
@@ -99,15 +144,35 @@ def main() -> None:
         stack.callback(far.stop)
         for server in (local, far):
             fill(server, vectors)
+        settle(proxy)
+        # too little for a copy, which may take half, and enough for all blocks
+        size = sum(entry["Size"] for entry in store.client.list_objects_v2(Bucket="bench")["Contents"])
+        ranges = {
+            "TILTYARD_DISK_CACHE_BYTES": str(int(1.6 * size)),
+            "TILTYARD_DISK_CACHE_FOLDER": str(folder / "ranges"),
+        }
+        bodies = [request.partition(b"\r\n\r\n")[2] for request in next(iter(requests(vectors).values()))[:3]]
+        plain = {name: text for name, text in remote.items() if name not in SMALL_CACHES or "UPKEEP" in name}
+        print("| nearest 10, IVF_PQ | first query | second | third |\n|---|---|---|---|")
+        for what, further in {"no disk cache": {}, "empty disk cache": ranges, "of an earlier process": ranges}.items():
+            print(
+                f"| {what} | {first_queries(f'{bucket}/tables', folder, proxy, {**plain, **further}, bodies)} |",
+                flush=True,
+            )
+        if arguments.first:
+            return
         proxy.delay = DELAY_SECONDS
         copied = tiltyard(f"{bucket}/tables", folder / "copied.log", 1, environ={**remote, **copies})
         stack.callback(copied.stop)
         print(f"copied after {wait_for_copy(copied):.1f} s", flush=True)
-        names = ("local disk", "object store, copied to disk", "object store")
+        by_ranges = tiltyard(f"{bucket}/tables", folder / "ranges.log", 1, environ={**remote, **ranges})
+        stack.callback(by_ranges.stop)
+        names = ("local disk", "object store, copied to disk", "object store, by ranges", "object store")
         print("| query | callers | side | | to local disk |\n|---|---|---|---|---|")
         for what, prepared in requests(vectors).items():
+            warm(by_ranges, prepared)
             for callers in arguments.callers:
-                sides = [Side(server) for server in (local, copied, far)]
+                sides = [Side(server) for server in (local, copied, by_ranges, far)]
                 for _ in range(arguments.rounds):
                     for side in sides:
                         side.take(lambda prepared=prepared: cycle(prepared), Load(callers, arguments.seconds))  # type: ignore[misc]

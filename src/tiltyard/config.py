@@ -91,9 +91,9 @@ class Settings:
         },
     )
     disk_cache_bytes: int = field(
-        default=0, metadata={"help": "Disk for copies of tables on object stores that are read often; 0: none."}
+        default=0, metadata={"help": "Disk for copies and blocks of tables on object stores that are read; 0: none."}
     )
-    disk_cache_folder: str = field(default="", metadata={"help": "Folder of these copies, on a disk of this machine."})
+    disk_cache_folder: str = field(default="", metadata={"help": "Folder of these copies and blocks, on a disk."})
     conflict_timeout: float = field(
         default=30.0,
         metadata={"help": "Seconds for which a conflicting write is retried before its caller gets the conflict."},

@@ -22,6 +22,7 @@ UNCOUNTED = {
     "sql/dialects/text_functions.py": "patterns of one query, in its process",
     "storage/caches/column_cache.py": "the versions of a table in memory, a part of that cache",
     "storage/caches/shared_snapshots.py": "earlier versions of an open table, a part of that cache",
+    "storage/disk_cache/ranges.py": "versions that are read by ranges, a part of that cache",
     "storage/caches/version_cache.py": "what requests have read of an open version, which it goes with",
     "tables/commits/child_commits.py": "answers of the parent in a child process, which has one call at a time",
     "tables/query/routes/index_in_memory.py": "the filters of an open version, which they go with",

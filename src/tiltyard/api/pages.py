@@ -148,6 +148,8 @@ class Pages:
             "searches of vectors in memory": datasets.vector_cache.hits,
             "bytes of tables on disk": datasets.disk_cache.size,
             "reads of tables on disk": datasets.disk_cache.hits,
+            "blocks of tables read from disk": datasets.disk_cache.ranges.counts[0],
+            "blocks of tables read from object stores": datasets.disk_cache.ranges.counts[1],
         }
         allocated = {"blocks of Python's memory": float(sys.getallocatedblocks())}
         if (given_out := allocated_bytes()) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+import msgspec
 import obstore
 from obstore.exceptions import AlreadyExistsError
 
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
 
 MAX_DELETED_AT_ONCE = 1000
 _FIRST_PAGE = 50
+
+
+class FileRange(msgspec.Struct, frozen=True):
+    """Some bytes of an object, and the stat of all of it."""
+
+    content: memoryview
+    stat: FileStat
 
 
 class ObjectFiles:
@@ -71,6 +79,17 @@ class ObjectFiles:
 
     def read_chunks(self, location: str) -> Iterator[bytes]:
         yield from map(bytes, obstore.get(self._store, self._path(location)).stream(min_chunk_size=CHUNK_BYTES))
+
+    async def read_range(self, location: str, start: int, end: int) -> FileRange:
+        """Read an object from `start` up to `end`, or up to its end; raises obstore's errors."""
+        response = await obstore.get_async(self._store, self._path(location), options={"range": (start, end)})
+        content = memoryview(await response.bytes_async())
+        return FileRange(content, FileStat(response.meta["size"], response.meta["e_tag"]))
+
+    async def stat_soon(self, location: str) -> FileStat:
+        """Return an object's size and entity tag, without a thread that waits; raises obstore's errors."""
+        meta = await obstore.head_async(self._store, self._path(location))
+        return FileStat(meta["size"], meta["e_tag"])
 
     def read_nofollow(self, location: str, max_bytes: int | None = None) -> FileContent:
         """Read an object: there are no links. A response's headers have the size before its body is read; see Files."""

@@ -107,19 +107,19 @@ def open_for_reading(
     return OpenTable(record, storage.datasets.open_snapshot(record.location, branch, version, tag, recorded))
 
 
-def with_copy_on_disk(ctx: Context, table: OpenTable, branch: Branch, version: int | None) -> OpenTable:
-    """Return a table opened from its copy on this machine's disk, if there is one of its latest version; else the same.
+def with_disk_cache(ctx: Context, table: OpenTable, branch: Branch, version: int | None) -> OpenTable:
+    """Return a table opened so that this machine's disk is read first: from its copy, or by ranges; else the same.
 
     For requests that only read rows; `branch` and `version` are those that the request names.
     """
-    if version is not None or not branch.is_main:
-        return table
-    snapshot = ctx.storage.datasets.disk_cache.snapshot(table.record.location, table.snapshot)
+    is_latest = version is None and branch.is_main
+    cache, location = ctx.storage.datasets.disk_cache, table.record.location
+    snapshot = cache.open(location, table.snapshot, is_latest=is_latest)
     return table if snapshot is table.snapshot else OpenTable(table.record, snapshot)
 
 
-def explain_copy_on_disk(ctx: Context, table: OpenTable, branch: Branch, version: int | None) -> str | None:
-    """Return a line for a plan that says where a table is read from; None where nothing is copied to disk."""
+def explain_disk_cache(ctx: Context, table: OpenTable, branch: Branch, version: int | None) -> str | None:
+    """Return a line for a plan that says where a table is read from; None where nothing is kept on disk."""
     cache, location = ctx.storage.datasets.disk_cache, table.record.location
     if not cache.max_bytes or is_local(location):
         return None
@@ -127,7 +127,9 @@ def explain_copy_on_disk(ctx: Context, table: OpenTable, branch: Branch, version
     reason = cache.state(location, table.snapshot) if is_latest else "only the latest version of main is copied"
     if reason is None:
         return "DiskCache: read from the copy on the server's disk."
-    return f"DiskCache: read from the object store: {reason}."
+    if cache.ranges.reads(table.snapshot):
+        return f"DiskCache: read by ranges, through the server's disk: {reason}."
+    return f"DiskCache: read from the object store: {'; '.join(filter(None, (reason, cache.ranges.reason)))}."
 
 
 def open_cached(ctx: Context, names: Sequence[str] | None) -> OpenTable | None:

@@ -1,8 +1,10 @@
-"""Answer reads of tables on object stores from copies in a folder of this machine, for tables that are read often.
+"""Answer reads of tables on object stores from a folder of this machine: from copies, or from blocks of their files.
 
-The latest version of main is copied as a whole, in the background. Nothing but a read ever uses a copy, and only one of
-that very version: which version is the latest is looked up as ever, and a version is read from the object store until
-all its files are here. A commit leaves most files as they are, so that few have to be copied after it.
+`DiskCache.open` chooses. The latest version of main is copied as a whole, in the background, where it is read often and
+takes at most half of the room: Lance reads a copy as fast as any table on a disk. All else is read by ranges, of which
+blocks are kept: it costs Lance a request to this process for each, so that it is slower than a copy, and it needs no
+more than what is read. Nothing but a read ever uses either, and only of that very version: which version is the latest
+is looked up as ever. A commit leaves most files as they are, so that few have to be copied after it.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from lance_namespace.errors import InternalError, LanceNamespaceError, ServiceUn
 from tiltyard.runtime.cache import CountedCache, Kept, NoShareError, choose_dropped
 from tiltyard.runtime.pool import filling_thread
 from tiltyard.storage.caches.recent_uses import RecentUses
+from tiltyard.storage.disk_cache.blocks import Segment
+from tiltyard.storage.disk_cache.ranges import Ranges
 from tiltyard.storage.disk_cache.table_copy import CopyError, TableCopy
 from tiltyard.storage.disk_cache.version_files import UnsupportedTableError, list_version_files
 from tiltyard.storage.errors import lance_errors
@@ -40,6 +44,8 @@ _log = logging.getLogger(__name__)
 
 READS = 3
 """Reads within a minute for which a table is copied."""
+_COPY_SHARE = 2
+"""A copy takes at most this part of the room: a larger table would leave none for others, and is read by ranges."""
 _RETRY_SECONDS = 60.0
 _MAX_TABLES = 1024
 """Tables without a copy whose reads are counted."""
@@ -84,8 +90,8 @@ class _Table:
 
 
 class DiskCache(CountedCache):
-    """Copies of tables, as many as fit; of the tenant that has most, the one that was read least recently is dropped
-    first.
+    """Copies of tables and blocks of their files, as many as fit; of the tenant that has most, what was read least
+    recently is dropped first.
 
     Safe to use from several threads. Processes share the folder, and have a folder of their own in it, which the next
     process takes over with what is there: it is read whole, and compared with its checksums, before it is used.
@@ -95,7 +101,7 @@ class DiskCache(CountedCache):
         """`max_bytes` is the budget of this process, 0 for no copies at all."""
         super().__init__(
             "tables on disk",
-            "Copies of the files of tables on object stores that are read often",
+            "Copies of tables on object stores that are read often, and blocks of the files of others",
             max_bytes=max_bytes,
             invalidated_by="a later version, of which only new files are copied; damage; a drop of its table",
         )
@@ -105,6 +111,8 @@ class DiskCache(CountedCache):
         self._session = session
         self._tables: OrderedDict[str, _Table] = OrderedDict()
         self._lock = threading.Lock()
+        self._taking = threading.Lock()
+        """Held while the folder is taken."""
         self._threads = filling_thread()
         self._own_folder: Path | None = None
         self._lock_file = -1
@@ -113,14 +121,30 @@ class DiskCache(CountedCache):
         self._unwanted: list[TableCopy] = []
         """Copies that are deleted once nobody reads them."""
         self._is_closed = False
+        self.ranges = Ranges(max_bytes, session, self._take_folder, self._make_room)
 
     @property
     def size(self) -> int:
-        """Bytes of all copies."""
+        """Bytes of all copies and blocks."""
         return sum(size for _, size in self.sizes())
 
     def sizes(self) -> Sequence[tuple[str, int]]:
-        return [(copy.location, copy.size) for copy in self._copies()]
+        copies = [(copy.location, copy.size) for copy in self._copies()]
+        return copies + [(segment.location, segment.size) for segment in self.ranges.blocks.segments()]
+
+    def open(self, location: str, snapshot: CachedVersion, *, is_latest: bool) -> CachedVersion:
+        """Return the same version from its copy, or read by ranges; the same snapshot where neither can be.
+
+        `is_latest` says that it is the latest one of main. Makes one request for a version that was not opened before.
+        """
+        copied = self.snapshot(location, snapshot) if is_latest else snapshot
+        if copied is not snapshot or not self.max_bytes or is_local(location) or self.open_files is None:
+            return copied
+        try:
+            return self.ranges.open(location, snapshot, self.open_files)
+        except LanceNamespaceError as error:
+            _log.warning("The table at %s is not read by ranges: %s", location, error)
+            return snapshot
 
     def snapshot(self, location: str, snapshot: CachedVersion) -> CachedVersion:
         """Return the same version from its copy; the same snapshot where there is none, and see to it that there is.
@@ -160,6 +184,8 @@ class DiskCache(CountedCache):
         Files that are gone or shorter are seen at once. If none are and the error may be about their content, that is
         compared with its checksums in the background.
         """
+        if self.ranges.reads(snapshot):
+            return not self.ranges.is_serving
         with self._lock:
             table = self._tables.get(location)
             if table is None or table.copy is None or table.opened is None or table.opened.snapshot is not snapshot:
@@ -174,7 +200,8 @@ class DiskCache(CountedCache):
         return False
 
     def evict(self, location: str) -> None:
-        """Drop the copy of a table that was deleted."""
+        """Drop the copy and the blocks of a table that was deleted."""
+        self.ranges.drop(location)
         with self._lock:
             table = self._tables.pop(location, None)
             if table is None:
@@ -190,13 +217,15 @@ class DiskCache(CountedCache):
             if self._is_closed:
                 return
             self._is_closed = True
+            self.ranges.close()
             if self._own_folder is not None:
                 self._threads.submit(self._release_folder)
         self._threads.shutdown(wait=False)
 
     def wait(self) -> None:
-        """Wait for copies that were begun before."""
+        """Wait for copies that were begun before, and for blocks that were read."""
         self._threads.submit(int).result()
+        self.ranges.wait()
 
     def _touch(self, location: str) -> _Table:
         table = self._tables.get(location)
@@ -267,9 +296,9 @@ class DiskCache(CountedCache):
         with lance_errors(location):
             files = self.open_files(location)
             sizes = list_version_files(dataset, files, location)
-        if (size := sum(sizes.values())) > self.max_bytes:
+        if (size := sum(sizes.values())) > self.max_bytes // _COPY_SHARE:
             raise UnsupportedTableError(
-                f"it has {size:,} bytes, and the server keeps {self.max_bytes:,} (disk_cache_bytes)"
+                f"it has {size:,} bytes, more than half of the server's {self.max_bytes:,} (disk_cache_bytes)"
             )
         copy = table.copy or self._adopt(location) or TableCopy.create(own_folder, location)
         with self._lock:
@@ -278,7 +307,7 @@ class DiskCache(CountedCache):
                 raise _ClosedError
             table.copy = copy
         missing = copy.missing(sizes)
-        self._make_room(table, sum(missing.values()))
+        self._make_room(location, sum(missing.values()))
         with lance_errors(location):
             copy.download(files, missing, lambda: self._check_wanted(table))
             snapshot = copy.open(dataset, frozenset(sizes), self._session)
@@ -286,6 +315,7 @@ class DiskCache(CountedCache):
             if table.copy is copy:
                 table.opened = _Opened(weakref.ref(dataset), snapshot, frozenset(sizes))
                 table.state = "its latest version is not copied yet"
+        self.ranges.drop(location)
 
     def _check_wanted(self, table: _Table) -> None:
         if self._is_closed or table.is_dropped or table.copy is None:
@@ -299,40 +329,53 @@ class DiskCache(CountedCache):
             copy.forget_damaged()
         return copy
 
-    def _make_room(self, table: _Table, more: int) -> None:
-        """Drop copies of an earlier process, then of whoever has most.
+    def _make_room(self, location: str, more: int) -> None:
+        """Drop copies of an earlier process, then of whoever has most, for more bytes of a table.
 
         Raises UnsupportedTableError while they are still read, and where only tenants that have less would make room.
         """
-        tenants = self.find_tenants() if self.size + more > self.max_bytes else {}
+        if self.size + more <= self.max_bytes:
+            return
+        tenants = self.find_tenants()
         with self._lock:
             left = list(self._left)
         while left and self.size + more > self.max_bytes:
             with self._lock:
-                self._unwanted.append(self._left.pop(left.pop(0)))
+                if (copy := self._left.pop(left.pop(0), None)) is not None:
+                    self._unwanted.append(copy)
             self._sweep()
-        others = self._choose_others(table, more, tenants)
+        others = self._choose_others(location, more, tenants)
         while others and self.size + more > self.max_bytes:
+            other = others.pop(0)
+            if isinstance(other, Segment):
+                self.ranges.drop_segment(other)
+                continue
             with self._lock:
-                other = others.pop(0)
                 self._drop_copy(other, "others that were read later took its room")
                 other.reads.clear()
             self._sweep()
         if self.size + more > self.max_bytes:
             raise UnsupportedTableError("the room is taken by versions that are still read")
 
-    def _choose_others(self, table: _Table, more: int, tenants: Mapping[str, str]) -> list[_Table]:
-        """Return the tables whose copies go for more bytes of one. Raises UnsupportedTableError."""
+    def _choose_others(self, location: str, more: int, tenants: Mapping[str, str]) -> list[_Table | Segment]:
+        """Return the copies of tables, and the segments, that go for more bytes of a table.
+
+        Raises UnsupportedTableError.
+        """
         with self._lock:
-            kept = [
-                Kept(each, tenants.get(location, ""), each.copy.size, each.read_at)
-                for location, each in self._tables.items()
+            table = self._tables.get(location)
+            own = table.copy.size if table is not None and table.copy is not None else 0
+            kept: list[Kept[_Table | Segment]] = [
+                Kept(each, tenants.get(each.location, ""), each.copy.size, each.read_at)
+                for each in self._tables.values()
                 if each is not table and each.copy is not None
             ]
-        own = more if table.copy is None else more + table.copy.size
-        unwanted = self.size + more - own - sum(each.size for each in kept)
+        segments = self.ranges.blocks.segments()
+        kept += [Kept(each, tenants.get(each.location, ""), each.size, each.used_at) for each in segments]
+        kept.sort(key=lambda each: each.used_at)
+        unwanted = self.size - own - sum(each.size for each in kept)
         try:
-            return choose_dropped(kept, own, tenants.get(table.location, ""), self.max_bytes - unwanted)
+            return choose_dropped(kept, own + more, tenants.get(location, ""), self.max_bytes - unwanted)
         except NoShareError:
             raise UnsupportedTableError(
                 "copies of namespaces that have less of the room would have to go (disk_cache_bytes)"
@@ -350,9 +393,11 @@ class DiskCache(CountedCache):
             copy.sweep()
 
     def _take_folder(self) -> Path:
-        """Return the folder of this process: the first that no other process has; with the copies that it finds."""
-        if self._own_folder is not None:
-            return self._own_folder
+        """Return the folder of this process: the first that no other process has; with what it finds there."""
+        with self._taking:
+            return self._own_folder or self._take_first_folder()
+
+    def _take_first_folder(self) -> Path:
         for number in range(_MAX_PROCESSES):
             folder = self._folder / f"process-{number}"
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -366,6 +411,8 @@ class DiskCache(CountedCache):
             left = {}
             for entry in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime):
                 if entry.name == _LOCK:
+                    continue
+                if self.ranges.blocks.take_over(entry):
                     continue
                 copy = TableCopy.read(entry)
                 if copy is None or copy.location in left:

@@ -20,7 +20,7 @@ from tiltyard.model.operations import ArrowAnswer, SharedWork, operation
 from tiltyard.model.principals import Privilege
 from tiltyard.model.spec import models
 from tiltyard.tables.lance_sql.expressions import check_expression
-from tiltyard.tables.opening import check_rte_enabled, explain_copy_on_disk, with_copy_on_disk
+from tiltyard.tables.opening import check_rte_enabled, explain_disk_cache, with_disk_cache
 from tiltyard.tables.query.plan import limit_to_row_ids, plan_search
 from tiltyard.tables.query.policy_enforcement import (
     check_search_columns,
@@ -189,8 +189,8 @@ def _query_of(
 def _read_copy_or_store(
     ctx: Context, table: OpenTable, branch: Branch, version: int | None, read: Callable[[OpenTable], T]
 ) -> T:
-    """Read a table from its copy on this machine's disk, if there is one that is not damaged; else as it was opened."""
-    copied = with_copy_on_disk(ctx, table, branch, version)
+    """Read a table through this machine's disk, where that goes and nothing on it is damaged; else as it was opened."""
+    copied = with_disk_cache(ctx, table, branch, version)
     try:
         return read(copied)
     except LanceNamespaceError as error:
@@ -217,7 +217,7 @@ def _plan(
 
     def shown(table: OpenTable) -> str:
         with query_errors(table.dataset):
-            copy = explain_copy_on_disk(ctx, table, branch, request.version)
+            copy = explain_disk_cache(ctx, table, branch, request.version)
             return show(_query_of(ctx, table, branch, request, None, purpose), [copy] if copy else [])
 
     return _read_copy_or_store(ctx, table, branch, request.version, shown)

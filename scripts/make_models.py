@@ -44,6 +44,13 @@ class Request(Model, kw_only=True):
     identity: Identity | None = None
 
 
+class ListRequest(Request, kw_only=True):
+    """What requests for a page of a list share."""
+
+    limit: Int32 | None = None
+    page_token: str | None = None
+
+
 class ObjectRequest(Request, kw_only=True):
     """What requests about a namespace or a table share."""
 
@@ -79,6 +86,7 @@ _OBJECT = {**_REQUEST, "id": "list[str] | None = None"}
 SHARED = {
     "BranchRequest": {**_OBJECT, "branch": "str | None = None"},
     "ObjectRequest": _OBJECT,
+    "ListRequest": {**_REQUEST, "limit": "Int32 | None = None", "page_token": "str | None = None"},
     "Request": _REQUEST,
     "PageResponse": {**_RESPONSE, "page_token": "str | None = None"},
     "TransactionResponse": {**_RESPONSE, "transaction_id": "str | None = None"},

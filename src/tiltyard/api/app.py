@@ -17,8 +17,9 @@ from msgspec import structs
 
 from tiltyard.api.authentication import RequestAuthentication, check_single
 from tiltyard.api.binding import Headers, QueryString, Segments, context_entries, parse_query, read_freshness
+from tiltyard.api.bodies.uploads import Receive, Send
 from tiltyard.api.errors import clear_tracebacks, error_response
-from tiltyard.api.exchange import Exchange, Receive, Send
+from tiltyard.api.exchange import Exchange
 from tiltyard.api.execution import mounted
 from tiltyard.api.execution.choice import Executions
 from tiltyard.api.execution.forwarding import FORWARDED, Forwarding

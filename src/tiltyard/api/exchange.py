@@ -7,12 +7,12 @@ would be two: two system calls, two packets, and a client that wakes up twice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tiltyard.access.databases import ROOT_DATABASE
 from tiltyard.api.bodies.connection_reader import COMPLETE_BODY
-from tiltyard.api.bodies.uploads import body_too_long, read_body
+from tiltyard.api.bodies.uploads import Receive, Send, body_too_long, read_body
 from tiltyard.api.lancedb.databases import DATABASE_HEADER
 from tiltyard.api.lancedb.dialect import VERSION_HEADER
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tiltyard.api.limits.requests import QuerySlot
     from tiltyard.api.request_log import LoggedRequest
 
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
 SendWhole = Callable[[int, bytes, bytes], bool]
 """Sends status, header lines and body at once; returns whether it did. If not, nothing was sent."""
 SEND_WHOLE = "tiltyard.send_whole"

@@ -39,9 +39,10 @@ from tiltyard.model.principals import EVERYBODY, Principal
 from tiltyard.runtime.pool import Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from tiltyard.api.app import Shared
+    from tiltyard.api.bodies.uploads import Receive, Send
     from tiltyard.api.request_log import LoggedRequest
 
 MAX_FORM_BYTES = 1 << 20
@@ -72,9 +73,7 @@ class Console:
         self.sign_in = SignIn(shared.services, shared.authentication.authenticator)
         self._routes = [(page, Route(page.address, _no_endpoint, methods=[page.method])) for page in ROUTES]
 
-    async def __call__(
-        self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
-    ) -> None:
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Serve one request."""
         path: str = scope["path"]
         if path in ("/", HOME[:-1]):

@@ -6,7 +6,6 @@ import gc
 import sys
 import threading
 import time
-from abc import abstractmethod
 from collections import Counter, OrderedDict, deque
 from contextlib import suppress
 from dataclasses import dataclass
@@ -94,9 +93,9 @@ class CountedCache(Machine):
         super().__init__(name, purpose)
 
     @property
-    @abstractmethod
     def size(self) -> int:
         """Bytes that are kept."""
+        return sum(size for _, size in self.sizes())
 
     def sizes(self) -> Sequence[tuple[str, int]]:
         """Return the bytes that are kept by the locations of tables, for a cache that tenants share."""

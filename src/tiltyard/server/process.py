@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -38,6 +38,7 @@ from tiltyard.worker import DriverPool, ProcessRecorder, Worker
 
 if TYPE_CHECKING:
     from tiltyard.api.app import Shared
+    from tiltyard.api.bodies.uploads import Receive, Send
     from tiltyard.console.app import Console
 
 DRAIN_SECONDS = 6
@@ -71,9 +72,7 @@ class ServedApi:
         # Of several server processes none runs jobs: each would start a Spark of its own.
         self._work = BackgroundWork(services, "server", settings.jobs, has_drivers=settings.workers == 1)
 
-    async def _run_lifespan(
-        self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
-    ) -> None:
+    async def _run_lifespan(self, scope: Any, receive: Receive, send: Send) -> None:
         await receive()
         scope["state"][CONNECTIONS] = self._connections
         self._work.start()
@@ -217,9 +216,7 @@ class ConsoleMount:
         self._shared = shared
         self._console: asyncio.Future[Console] | None = None
 
-    async def __call__(
-        self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
-    ) -> None:
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Serve a request."""
         if self._console is None:
             self._console = asyncio.get_running_loop().run_in_executor(None, self._make)

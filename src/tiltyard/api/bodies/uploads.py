@@ -34,6 +34,7 @@ from tiltyard.runtime.client_arrow.reading import TRAILING_BYTES, read_table
 from tiltyard.runtime.tracing import add_rows
 
 Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
 Fingerprint = hashlib.blake2b
 
 MAX_MEMORY_BYTES = 1 << 20

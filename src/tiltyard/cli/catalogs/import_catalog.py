@@ -238,11 +238,7 @@ def _move_all(
     from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
 
     for namespace in plan:
-        try:
-            _make_namespace(calls, namespace, plan[0])
-        except LanceNamespaceError as error:
-            for move in namespace.tables:
-                report.add(move, ImportOutcome.FAILED, f"{namespace.target} cannot be made: {error}")
+        if not _try_namespace(calls, namespace, plan[0], report):
             yield
             continue
         for move in namespace.tables:
@@ -299,21 +295,28 @@ def _stage_all(
     calls: Caller, plan: list[NamespaceMove], report: Report, options: Mapping[str, Any]
 ) -> Iterator[tuple[TableMove, CopyPart]]:
     """Have the server choose a folder for the copy of each table; yield what is to be copied into it."""
-    from lance_namespace.errors import LanceNamespaceError
-
     from tiltyard.pipeline.export.tasks import CopyPart
 
     for namespace in plan:
-        try:
-            _make_namespace(calls, namespace, plan[0])
-        except LanceNamespaceError as error:
-            for move in namespace.tables:
-                report.add(move, ImportOutcome.FAILED, f"{namespace.target} cannot be made: {error}")
+        if not _try_namespace(calls, namespace, plan[0], report):
             continue
         for move in namespace.tables:
             response = _try_move(calls, move, report, {**options, "stage": True})
             if response is not None and response.get("staged_location"):
                 yield move, CopyPart(response["location"], response["version"], response["staged_location"])
+
+
+def _try_namespace(calls: Caller, namespace: NamespaceMove, first: NamespaceMove, report: Report) -> bool:
+    """Make the namespace of tables, unless it is there; where it cannot be made, report these as failed."""
+    from lance_namespace.errors import LanceNamespaceError
+
+    try:
+        _make_namespace(calls, namespace, first)
+    except LanceNamespaceError as error:
+        for move in namespace.tables:
+            report.add(move, ImportOutcome.FAILED, f"{namespace.target} cannot be made: {error}")
+        return False
+    return True
 
 
 def _try_move(calls: Caller, move: TableMove, report: Report, options: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -24,6 +24,13 @@ class Request(Model, kw_only=True):
     identity: Identity | None = None
 
 
+class ListRequest(Request, kw_only=True):
+    """What requests for a page of a list share."""
+
+    limit: Int32 | None = None
+    page_token: str | None = None
+
+
 class ObjectRequest(Request, kw_only=True):
     """What requests about a namespace or a table share."""
 
@@ -1457,11 +1464,9 @@ class FetchTableBlobsRequest(BranchRequest, kw_only=True):
     version: Count64 | None = None
 
 
-class FindClassifiedRequest(Request, kw_only=True, forbid_unknown_fields=True):
+class FindClassifiedRequest(ListRequest, kw_only=True, forbid_unknown_fields=True):
     key: str
     value: str | None = None
-    limit: Int32 | None = None
-    page_token: str | None = None
 
 
 class FindClassifiedResponse(PageResponse, kw_only=True):
@@ -1790,9 +1795,7 @@ class ListAclsResponse(Response, kw_only=True):
     continuation_token: str | None = None
 
 
-class ListAllJobsRequest(Request, kw_only=True):
-    page_token: str | None = None
-    limit: Int32 | None = None
+class ListAllJobsRequest(ListRequest, kw_only=True):
     table: str | None = None
     job_type: str | None = None
     state: str | None = None
@@ -1809,9 +1812,7 @@ class ListAllTablesRequest(Request, kw_only=True):
     page_token: str | None = None
 
 
-class ListApiKeysRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    limit: Int32 | None = None
-    page_token: str | None = None
+class ListApiKeysRequest(ListRequest, kw_only=True, forbid_unknown_fields=True):
     principal: str | None = None
 
 
@@ -1819,21 +1820,18 @@ class ListApiKeysResponse(PageResponse, kw_only=True):
     keys: list[ApiKey]
 
 
-class ListApprovalsRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    limit: Int32 | None = None
-    page_token: str | None = None
+class ListApprovalsRequest(ListRequest, kw_only=True, forbid_unknown_fields=True):
+    pass
 
 
 class ListApprovalsResponse(PageResponse, kw_only=True):
     approvals: list[ApprovalEntry]
 
 
-class ListAuditRecordsRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    limit: Int32 | None = None
+class ListAuditRecordsRequest(ListRequest, kw_only=True, forbid_unknown_fields=True):
     object: str | None = None
     operation: str | None = None
     outcome: str | None = None
-    page_token: str | None = None
     principal: str | None = None
     since_millis: Int64 | None = None
     until_millis: Int64 | None = None
@@ -1860,37 +1858,32 @@ class ListClassificationsResponse(Response, kw_only=True):
     unknown_sources: list[list[str]] | None = None
 
 
-class ListDeadLettersRequest(Request, kw_only=True, forbid_unknown_fields=True):
+class ListDeadLettersRequest(ListRequest, kw_only=True, forbid_unknown_fields=True):
     sink: str
-    limit: Int32 | None = None
-    page_token: str | None = None
 
 
 class ListDeadLettersResponse(PageResponse, kw_only=True):
     dead_letters: list[DeadLetterEntry]
 
 
-class ListDroppedNamespacesRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    limit: Int32 | None = None
-    page_token: str | None = None
+class ListDroppedNamespacesRequest(ListRequest, kw_only=True, forbid_unknown_fields=True):
+    pass
 
 
 class ListDroppedNamespacesResponse(PageResponse, kw_only=True):
     namespaces: list[DroppedNamespace]
 
 
-class ListDroppedTablesRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    limit: Int32 | None = None
-    page_token: str | None = None
+class ListDroppedTablesRequest(ListRequest, kw_only=True, forbid_unknown_fields=True):
+    pass
 
 
 class ListDroppedTablesResponse(PageResponse, kw_only=True):
     tables: list[DroppedTable]
 
 
-class ListErasuresRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    limit: Int32 | None = None
-    page_token: str | None = None
+class ListErasuresRequest(ListRequest, kw_only=True, forbid_unknown_fields=True):
+    pass
 
 
 class ListErasuresResponse(PageResponse, kw_only=True):
@@ -1907,11 +1900,9 @@ class ListEventSinksResponse(Response, kw_only=True):
     lost_until: Int64
 
 
-class ListEventsRequest(Request, kw_only=True, forbid_unknown_fields=True):
+class ListEventsRequest(ListRequest, kw_only=True, forbid_unknown_fields=True):
     types: list[str] | None = None
     object: str | None = None
-    limit: Int32 | None = None
-    page_token: str | None = None
 
 
 class ListEventsResponse(PageResponse, kw_only=True):
@@ -1961,10 +1952,8 @@ class ListJobPartsResponse(PageResponse, kw_only=True):
     parts: dict[str, str]
 
 
-class ListJobsRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    limit: Int32 | None = None
+class ListJobsRequest(ListRequest, kw_only=True, forbid_unknown_fields=True):
     name: str | None = None
-    page_token: str | None = None
     status: str | None = None
 
 
@@ -1981,9 +1970,8 @@ class ListMaterializedViewsResponse(PageResponse, kw_only=True):
     views: list[str]
 
 
-class ListMountsRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    limit: Int32 | None = None
-    page_token: str | None = None
+class ListMountsRequest(ListRequest, kw_only=True, forbid_unknown_fields=True):
+    pass
 
 
 class ListMountsResponse(PageResponse, kw_only=True):
@@ -1999,9 +1987,8 @@ class ListNamespacesResponse(PageResponse, kw_only=True):
     namespaces: list[str]
 
 
-class ListPrincipalsRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    limit: Int32 | None = None
-    page_token: str | None = None
+class ListPrincipalsRequest(ListRequest, kw_only=True, forbid_unknown_fields=True):
+    pass
 
 
 class ListPrincipalsResponse(PageResponse, kw_only=True):
@@ -2019,9 +2006,8 @@ class ListProtectionsResponse(PageResponse, kw_only=True):
     protections: list[ProtectionEntry]
 
 
-class ListPublicationsRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    limit: Int32 | None = None
-    page_token: str | None = None
+class ListPublicationsRequest(ListRequest, kw_only=True, forbid_unknown_fields=True):
+    pass
 
 
 class ListPublicationsResponse(PageResponse, kw_only=True):
@@ -2048,18 +2034,15 @@ class ListRoleBindingsResponse(Response, kw_only=True):
     continuation_token: str | None = None
 
 
-class ListRolesRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    limit: Int32 | None = None
-    page_token: str | None = None
+class ListRolesRequest(ListRequest, kw_only=True, forbid_unknown_fields=True):
+    pass
 
 
 class ListRolesResponse(PageResponse, kw_only=True):
     roles: list[RoleEntry]
 
 
-class ListSchedulesRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    limit: Int32 | None = None
-    page_token: str | None = None
+class ListSchedulesRequest(ListRequest, kw_only=True, forbid_unknown_fields=True):
     table: str | None = None
 
 
@@ -2076,9 +2059,8 @@ class ListSecretsResponse(PageResponse, kw_only=True):
     secrets: list[SecretEntry]
 
 
-class ListSnapshotsRequest(Request, kw_only=True, forbid_unknown_fields=True):
-    limit: Int32 | None = None
-    page_token: str | None = None
+class ListSnapshotsRequest(ListRequest, kw_only=True, forbid_unknown_fields=True):
+    pass
 
 
 class ListSnapshotsResponse(PageResponse, kw_only=True):

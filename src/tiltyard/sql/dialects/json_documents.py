@@ -222,26 +222,24 @@ _KINDS = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "bool
 
 def members(document: Document) -> dict[str, msgspec.Raw] | None:
     """Return the members of an object; None for another value."""
-    try:
-        found: dict[str, msgspec.Raw] = _read_object(document)
-    except msgspec.ValidationError:
-        check(document)
-        return None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise _not_json(error) from error
+    found: dict[str, msgspec.Raw] | None = _read_as(_read_object, document)
     return found
 
 
 def elements(document: Document) -> list[msgspec.Raw] | None:
     """Return the values of a list; None for another value."""
+    found: list[msgspec.Raw] | None = _read_as(_read_list, document)
+    return found
+
+
+def _read_as(decode: Callable[[Document], Any], document: Document) -> Any:
     try:
-        found: list[msgspec.Raw] = _read_list(document)
+        return decode(document)
     except msgspec.ValidationError:
         check(document)
         return None
     except (msgspec.DecodeError, RecursionError) as error:
         raise _not_json(error) from error
-    return found
 
 
 def read(document: Document, decode: Callable[[Document], Any] = read_any) -> Any:

@@ -192,11 +192,6 @@ class ColumnCache(CountedCache):
         self._threads = filling_thread()
         self._is_closed = False
 
-    @property
-    def size(self) -> int:
-        """Cached bytes."""
-        return sum(size for _, size in self.sizes())
-
     def sizes(self) -> Sequence[tuple[str, int]]:
         with self._lock:
             return [(location, table.size) for (location, _), table in self._tables.items()]

@@ -135,7 +135,7 @@ def index_bytes(root: Path) -> int:
 def recall(address: Address, question: Question, vectors: Vectors) -> float:
     """Return the share of the nearest rows that are found."""
     found = 0
-    expected = vectors.nearest(1)
+    expected = vectors.nearest()
     for body, nearest in zip(question.bodies, expected, strict=False):
         answer = call(address, "POST", of_table(TABLE, "query"), json.dumps(body).encode())
         found += len(nearest & set(pa.ipc.open_file(io.BytesIO(answer)).read_all().column("id").to_pylist()))

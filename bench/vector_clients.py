@@ -156,7 +156,7 @@ def _search(
     """Search in this process by threads, and send the rate and the recall of each number of callers."""
     vectors = Vectors.make(*shape)
     search = open_search(vectors, target)
-    expected = vectors.nearest(1)
+    expected = vectors.nearest()
     for number in callers:
         rate = together(lambda turn: search(vectors.queries[turn % QUERIES]), number, seconds, 0.5)
         pairs = zip(vectors.queries, expected, strict=False)

@@ -40,17 +40,29 @@ Matrix = np.ndarray[Any, np.dtype[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)
+class Below:
+    """A filter: the rows with the lowest values of a column, `limit` of those that stand from the beginning."""
+
+    column: str
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
 class Vectors:
-    """Rows, each with a rank that filters select by, and queries. Shapes: (rows, dimension), (rows,), (QUERIES, …).
+    """Rows, each with numbers that filters select by, and queries. Shapes: (rows, dimension), (rows,), (QUERIES, …).
+
+    `ranks` are random; `places` are those of the rows by the first number of their vectors, so that a filter by these
+    goes with the vectors: it leaves no row that is near to most of the queries.
 
     The first `standing` rows are there from the beginning, the others are written while searches are measured.
     """
 
     rows: Matrix
     ranks: np.ndarray[Any, np.dtype[np.int64]]
+    places: np.ndarray[Any, np.dtype[np.int64]]
     queries: Matrix
     standing: int
-    _nearest: dict[tuple[float, int], list[set[int]]] = field(default_factory=dict)
+    _nearest: dict[tuple[Below | None, int], list[set[int]]] = field(default_factory=dict)
 
     @classmethod
     def make(cls, rows: int, dimension: int, written: int = 0) -> Vectors:
@@ -75,24 +87,29 @@ class Vectors:
         fill(queries)
         ranks = np.concatenate([rng.permutation(rows), np.arange(rows, rows + written)])
         fill(values[rows:])
-        return cls(values, ranks, queries, rows)
+        places = np.concatenate([values[:rows, 0].argsort().argsort(), np.arange(rows, rows + written)])
+        return cls(values, ranks, places, queries, rows)
 
     def table(self, rows: range) -> pa.Table:
-        """Return some of the rows as a table of id, rank and vec."""
+        """Return some of the rows as a table of id, rank, place and vec."""
         part = slice(rows.start, rows.stop)
         values = pa.FixedSizeListArray.from_arrays(pa.array(self.rows[part].ravel()), self.rows.shape[1])
-        return pa.table({"id": pa.array(rows), "rank": pa.array(self.ranks[part]), "vec": values})
+        numbers = {"rank": pa.array(self.ranks[part]), "place": pa.array(self.places[part])}
+        return pa.table({"id": pa.array(rows), **numbers, "vec": values})
 
     def limit(self, share: float) -> int:
         """Return the rank below which a share of the standing rows is."""
         return int(self.standing * share)
 
-    def nearest(self, share: float, written: int = 0) -> list[set[int]]:
-        """Return the ids of the rows nearest to the first queries: among a share of the standing, and those written."""
-        key = share, written
+    def nearest(self, below: Below | None = None, written: int = 0) -> list[set[int]]:
+        """Return the ids of the rows nearest to the first queries: of those of a filter, or of all, the written too."""
+        key = below, written
         if key in self._nearest:
             return self._nearest[key]
-        allowed = np.flatnonzero(self.ranks < self.limit(share) + written)
+        if below is None:
+            allowed = np.arange(self.standing + written)
+        else:
+            allowed = np.flatnonzero((self.ranks if below.column == "rank" else self.places) < below.limit)
         queries = self.queries[:CHECKED]
         best = np.full((len(queries), 0), 0), np.full((len(queries), 0), np.float32(0))
         for start in range(0, len(allowed), CHUNK_ROWS):
@@ -113,11 +130,11 @@ class Subject:
     name: str
     server: Server
 
-    def request(self, query: Matrix, limit: int | None) -> bytes:
-        """Return the request for the nearest rows, of those whose rank is below a limit."""
+    def request(self, query: Matrix, below: Below | None) -> bytes:
+        """Return the request for the nearest rows, of those that a filter selects."""
         raise NotImplementedError
 
-    def ids(self, query: Matrix, limit: int | None) -> list[int]:
+    def ids(self, query: Matrix, below: Below | None) -> list[int]:
         """Return the ids that the server finds."""
         raise NotImplementedError
 
@@ -134,17 +151,17 @@ class Tiltyard(Subject):
         environ = {"TILTYARD_VECTOR_CACHE_BYTES": memory, "TILTYARD_UPKEEP": "false", **HUGE_PAGES}
         self.server = tiltyard(root, log, 1, environ=environ)
 
-    def body(self, query: Matrix, limit: int | None) -> dict[str, Any]:
+    def body(self, query: Matrix, below: Below | None) -> dict[str, Any]:
         """Return the body of a query."""
         body = {"vector": {"single_vector": query.tolist()}, "vector_column": "vec", "k": NEAREST}
         body["columns"] = {"column_names": ["id"]}
-        return body if limit is None else {**body, "filter": f"rank < {limit}"}
+        return body if below is None else {**body, "filter": f"{below.column} < {below.limit}"}
 
-    def request(self, query: Matrix, limit: int | None) -> bytes:
-        return post(of_table(TABLE, "query"), self.body(query, limit))
+    def request(self, query: Matrix, below: Below | None) -> bytes:
+        return post(of_table(TABLE, "query"), self.body(query, below))
 
-    def ids(self, query: Matrix, limit: int | None) -> list[int]:
-        body = json.dumps(self.body(query, limit)).encode()
+    def ids(self, query: Matrix, below: Below | None) -> list[int]:
+        body = json.dumps(self.body(query, below)).encode()
         response = call(self.server.address, "POST", of_table(TABLE, "query"), body)
         ids: list[int] = pa.ipc.open_file(io.BytesIO(response)).read_all().column("id").to_pylist()
         return ids
@@ -215,18 +232,18 @@ class Chroma(Subject):
         body = {
             "ids": [str(row) for row in rows],
             "embeddings": vectors.rows[rows.start : rows.stop].tolist(),
-            "metadatas": [{"rank": int(vectors.ranks[row])} for row in rows],
+            "metadatas": [{"rank": int(vectors.ranks[row]), "place": int(vectors.places[row])} for row in rows],
         }
         call_json(self.server.address, f"{self._path}/add", body)
 
-    def body(self, query: Matrix, limit: int | None) -> dict[str, Any]:
+    def body(self, query: Matrix, below: Below | None) -> dict[str, Any]:
         """Return the body of a query."""
         body = {"query_embeddings": [query.tolist()], "n_results": NEAREST, "include": ["distances"]}
-        return body if limit is None else {**body, "where": {"rank": {"$lt": limit}}}
+        return body if below is None else {**body, "where": {below.column: {"$lt": below.limit}}}
 
-    def request(self, query: Matrix, limit: int | None) -> bytes:
-        return post(f"{self._path}/query", self.body(query, limit))
+    def request(self, query: Matrix, below: Below | None) -> bytes:
+        return post(f"{self._path}/query", self.body(query, below))
 
-    def ids(self, query: Matrix, limit: int | None) -> list[int]:
-        response = call_json(self.server.address, f"{self._path}/query", self.body(query, limit))
+    def ids(self, query: Matrix, below: Below | None) -> list[int]:
+        response = call_json(self.server.address, f"{self._path}/query", self.body(query, below))
         return [int(text) for text in response["ids"][0]]

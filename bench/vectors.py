@@ -24,11 +24,14 @@ from bench.load import Load
 from bench.rounds import Side
 from bench.servers import Server
 from bench.vector_clients import LIBRARIES, lancedb_client, measure_client
-from bench.vector_subjects import CHECKED, NEAREST, TABLE, Chroma, Matrix, Subject, Tiltyard, Vectors
+from bench.vector_subjects import CHECKED, NEAREST, TABLE, Below, Chroma, Matrix, Subject, Tiltyard, Vectors
 from bench.wire import ARROW, call, call_json, of_table, stream
 
 CALLERS = (1, 8, 32)
+FILTER_CALLERS = 8
 SHARES = (0.5, 0.1, 0.01, 0.001)
+FILTERS = {"rank": "at random", "place": "along the vectors"}
+"""Columns that filters select by, and how the rows that they leave lie."""
 FEW_CHECKED = 20
 """Queries whose recall is checked where a server answers fewer than `FEW_CHECKED` a second."""
 PARTS = ("callers", "filters", "libraries", "writes")
@@ -39,33 +42,31 @@ ROWS_PER_WRITE = 100
 
 
 def recall(
-    ids: Callable[[Matrix, int | None], Sequence[int]],
+    ids: Callable[[Matrix, Below | None], Sequence[int]],
     vectors: Vectors,
-    share: float,
+    below: Below | None,
     checked: int = CHECKED,
     written: int = 0,
 ) -> float:
     """Return the share of the nearest rows that responses to the first queries have."""
-    limit = None if share == 1 else vectors.limit(share)
-    pairs = zip(vectors.queries, vectors.nearest(share, written)[:checked], strict=False)
-    return sum(len(expected & set(ids(query, limit))) for query, expected in pairs) / (NEAREST * checked)
+    pairs = zip(vectors.queries, vectors.nearest(below, written)[:checked], strict=False)
+    return sum(len(expected & set(ids(query, below))) for query, expected in pairs) / (NEAREST * checked)
 
 
 def measure(
-    subjects: Sequence[Subject], vectors: Vectors, share: float, callers: int, arguments: argparse.Namespace
+    subjects: Sequence[Subject], vectors: Vectors, below: Below | None, callers: int, arguments: argparse.Namespace
 ) -> Iterator[str]:
     """Yield the lines of the table for one load: the last of the subjects is what the others are compared with."""
-    limit = None if share == 1 else vectors.limit(share)
     sides = [Side(subject.server) for subject in subjects]
     load = Load(callers, arguments.seconds)
     for _ in range(arguments.rounds):
         for side, subject in zip(sides, subjects, strict=True):
-            requests = [subject.request(query, limit) for query in vectors.queries]
+            requests = [subject.request(query, below) for query in vectors.queries]
             side.take(lambda requests=requests: cycle(requests), load)  # type: ignore[misc]
     for side, subject in zip(sides, subjects, strict=True):
-        found = recall(subject.ids, vectors, share, FEW_CHECKED if side.rate < FEW_CHECKED else CHECKED)
+        found = recall(subject.ids, vectors, below, FEW_CHECKED if side.rate < FEW_CHECKED else CHECKED)
         spread = median(one.p99 / one.p50 for one in side.rounds)
-        what = "all" if share == 1 else f"{share:.1%}"
+        what = "all" if below is None else f"{below.limit / vectors.standing:.1%}, {FILTERS[below.column]}"
         ratio = _ratio(side.rate, sides[-1].rate, arguments.seconds) if len(sides) > 1 else ""
         yield f"| {what} | {callers} | {subject.name} | {side.words()} | {found:.3f} | {spread:.1f} | {ratio} |"
 
@@ -124,7 +125,7 @@ def measure_writes(subjects: Sequence[Subject], vectors: Vectors, arguments: arg
         standing.take(lambda requests=requests: cycle(requests), load)  # type: ignore[misc]
         with writing(subject, vectors) as done:
             busy.take(lambda requests=requests: cycle(requests), load)  # type: ignore[misc]
-        found = recall(subject.ids, vectors, 1, written=done.written)
+        found = recall(subject.ids, vectors, None, written=done.written)
         ratio, spread = busy.rate / standing.rate, busy.rounds[0].p99 / busy.rounds[0].p50
         yield f"| all, standing | 8 | {subject.name} | {standing.words()} | | | |"
         what = f"all, {WRITES_PER_SECOND * ROWS_PER_WRITE} rows/s written"
@@ -147,7 +148,8 @@ def fill(subject: Tiltyard, vectors: Vectors, index_type: str) -> None:
         subject.insert(vectors, range(start, min(start + WRITE_ROWS, vectors.standing)))
     partitions = int(len(vectors.rows) ** 0.5)
     vector = {"column": "vec", "index_type": index_type, "distance_type": "l2", "num_partitions": partitions}
-    call_json(address, of_table(TABLE, "create_scalar_index"), {"column": "rank", "index_type": "BTREE"})
+    for column in FILTERS:
+        call_json(address, of_table(TABLE, "create_scalar_index"), {"column": column, "index_type": "BTREE"})
     call_json(address, of_table(TABLE, "create_index"), vector)
     while any(index["status"] == "building" for index in call_json(address, of_table(TABLE, "index/list"))["indexes"]):
         time.sleep(0.5)
@@ -181,10 +183,8 @@ def main() -> None:
         folder = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         subjects = start(folder, vectors, arguments, stack)
         print("| filter | callers | side | | recall | p99 / p50 | ratio |\n|---|---|---|---|---|---|---|")
-        loads = [(1.0, callers) for callers in CALLERS if "callers" in arguments.only]
-        loads += [(share, 8) for share in SHARES if "filters" in arguments.only]
-        for share, callers in loads:
-            for line in measure(subjects, vectors, share, callers, arguments):
+        for below, callers in choose_loads(vectors, arguments.only):
+            for line in measure(subjects, vectors, below, callers, arguments):
                 print(line, flush=True)
         shape = arguments.rows, arguments.dimension
         if "callers" in arguments.only:
@@ -203,6 +203,17 @@ def main() -> None:
         if "writes" in arguments.only:
             for line in measure_writes(subjects[1:], vectors, arguments):
                 print(line, flush=True)
+
+
+def choose_loads(vectors: Vectors, parts: Sequence[str]) -> Iterator[tuple[Below | None, int]]:
+    """Yield the filters and callers of some parts of the table; the filters come after a search without one."""
+    if "callers" in parts:
+        yield from ((None, callers) for callers in CALLERS)
+    elif "filters" in parts:
+        yield None, FILTER_CALLERS
+    if "filters" in parts:
+        for column in FILTERS:
+            yield from ((Below(column, vectors.limit(share)), FILTER_CALLERS) for share in SHARES)
 
 
 def start(folder: Path, vectors: Vectors, arguments: argparse.Namespace, stack: ExitStack) -> list[Subject]:

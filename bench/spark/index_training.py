@@ -38,12 +38,15 @@ DIMENSION, SUB_VECTORS = 128, 16
 FRAGMENT_ROWS = 125_000
 QUERIES, NEAREST, PROBES, REFINE = 500, 10, (8, 16, 32), 10
 ONE_THREAD = {"LANCE_CPU_THREADS": "1", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+DATA = ("clustered", "uniform")
 ESTIMATED = 16_384
 """Partitions of a table of 10 million rows, for which training is estimated."""
 
 
-def vectors(rows: int, seed: int) -> np.ndarray[Any, Any]:
-    """Return vectors around 5,000 centres, in 16 directions more than in the others."""
+def vectors(rows: int, seed: int, data: str) -> np.ndarray[Any, Any]:
+    """Return vectors that are uniform, or around 5,000 centres, in 16 directions more than in the others."""
+    if data == "uniform":
+        return np.random.default_rng([seed, 7]).random((rows, DIMENSION), np.float32)
     fixed = np.random.default_rng(1)
     centres = fixed.standard_normal((5000, DIMENSION), np.float32) * np.float32(0.5)
     directions = fixed.standard_normal((16, DIMENSION), np.float32) * np.float32(0.3)
@@ -54,11 +57,11 @@ def vectors(rows: int, seed: int) -> np.ndarray[Any, Any]:
     return moved
 
 
-def batches(rows: int) -> Iterator[pa.RecordBatch]:
+def batches(rows: int, data: str) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the table: ids and vectors."""
     for first in range(0, rows, FRAGMENT_ROWS):
         ids = np.arange(first, min(first + FRAGMENT_ROWS, rows))
-        flat = pa.array(vectors(len(ids), first).reshape(-1))
+        flat = pa.array(vectors(len(ids), first, data).reshape(-1))
         yield pa.record_batch([pa.array(ids), pa.FixedSizeListArray.from_arrays(flat, DIMENSION)], ["id", "vector"])
 
 
@@ -124,10 +127,10 @@ def recall(uri: str, partitions: int, model: IndexModel, queries: Any, exact: li
     return found
 
 
-def exact_nearest(rows: int, queries: Any) -> list[set[int]]:
+def exact_nearest(rows: int, queries: Any, data: str) -> list[set[int]]:
     """Return the ids of the nearest rows of each query."""
     best = [(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64))]
-    for batch in batches(rows):
+    for batch in batches(rows, data):
         matrix = batch["vector"].flatten().to_numpy().reshape(-1, DIMENSION)
         distances = np.einsum("ij,ij->i", matrix, matrix) - 2 * queries @ matrix.T
         distances = np.concatenate([best[0][0], distances], axis=1)
@@ -143,14 +146,16 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_048_576, help="[default: 1,048,576]")
     parser.add_argument("--partitions", type=int, nargs="+", default=[1024, 4096], help="[default: 1,024 and 4,096]")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each side; medians count [default: 3]")
+    parser.add_argument("--data", choices=DATA, default=DATA[0], help="how vectors lie [default: clustered]")
     parser.add_argument("--slots", type=int, default=2, help="tasks at once [default: 2]")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tiltyard-index-training-") as folder:
         uri = str(Path(folder) / "t.lance")
-        reader = pa.RecordBatchReader.from_batches(next(batches(1)).schema, batches(options.rows))
+        parts = batches(options.rows, options.data)
+        reader = pa.RecordBatchReader.from_batches(next(batches(1, options.data)).schema, parts)
         lance.write_dataset(reader, uri, max_rows_per_file=FRAGMENT_ROWS)
-        queries = vectors(QUERIES, -1 % 2**32)
-        exact = exact_nearest(options.rows, queries)
+        queries = vectors(QUERIES, -1 % 2**32, options.data)
+        exact = exact_nearest(options.rows, queries, options.data)
         alone = Process("bench.spark.index_training", "alone", environ=ONE_THREAD)
         spark = spark_session(f"local[{options.slots}]", config={"spark.ui.enabled": "false"})
         try:
@@ -186,9 +191,8 @@ def _measure(
     ours = recall(uri, partitions, model, queries, exact)
     whole, ivf = median(one["IVF_PQ"]), median(one["IVF_FLAT"])
     share = whole / options.slots
-    print(
-        f"\n{options.rows:,} × {DIMENSION}, {partitions:,} partitions, {options.slots} slots, {options.rounds} rounds\n"
-    )
+    shape = f"{options.rows:,} × {DIMENSION}, {options.data}"
+    print(f"\n{shape}, {partitions:,} partitions, {options.slots} slots, {options.rounds} rounds\n")
     heads = "one task", "of it centroids", "÷ slots", "in tasks", "in tasks ÷ (one task ÷ slots)", "of processor time"
     ratio = median(together) / share
     spent = f"{median(cpu['together']):.1f} s ÷ {median(cpu['alone']):.1f} s"
@@ -209,12 +213,14 @@ def _estimate(slots: int, partitions: int, whole: float, ivf: float, stages: Map
     """Print what 10 million rows with 16,384 partitions would take by these figures, on as many slots.
 
     Both grow with the vectors, 256 for each partition. pylance halves its clusters' number by 16 at each level, so that
-    its work grows with the logarithm of the partitions too; ours with their root. A codebook takes what it takes here.
+    its work grows with the logarithm of the partitions too; ours with their root, and of the steps of all
+    centroids not at all. A codebook takes what it takes here.
     """
     more = ESTIMATED / partitions
     theirs = ivf * more * np.log(ESTIMATED) / np.log(partitions) + (whole - ivf)
     grown = {"sample": more, "coarse": more, "sorted": more**1.5, "clusters": more**1.5, "centroids": more}
-    ours = sum(seconds * grown.get(name, 1.0) for name, seconds in stages.items())
+    grown |= {"sums": more, "moved": more}
+    ours = sum(seconds * grown.get(name.rstrip("0123456789"), 1.0) for name, seconds in stages.items())
     ratio = ours / (theirs / slots)
     print(
         f"\nby arithmetic, 10 M rows with {ESTIMATED:,} partitions: one task {short_time(theirs)}, in tasks on {slots} "

@@ -15,7 +15,7 @@ from lancedb.index import IvfFlat
 from tests.limits.test_metrics import samples
 from tests.services.lossy import wait_for
 from tests.services.server import ServerProcess
-from tiltyard.storage.vector_cache.cache import SEARCHES
+from tiltyard.storage.vector_cache.searched_column import SEARCHES
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 DIMENSION, ROWS, PARTITIONS = 16, 8000, 20
 PARAMETERS = {"num_partitions": str(PARTITIONS), "num_sub_vectors": "8"}
-STAGES = ("sample", "coarse", "sorted", "clusters", "centroids", "residuals", "codes", "codebook")
+REFINED = tuple(f"{stage}{step}" for step in range(training.REFINEMENTS) for stage in ("sums", "moved"))
+STAGES = ("sample", "coarse", "sorted", "clusters", *REFINED, "centroids", "residuals", "codes", "codebook")
 
 
 def vectors(rows: int, seed: int) -> np.ndarray:
@@ -85,21 +86,32 @@ def recall(target: Table, queries: np.ndarray, **options: Any) -> float:
     return found / 10 / len(queries)
 
 
+def overlapping(rows: int, seed: int) -> np.ndarray:
+    """Vectors around 2,000 centres that overlap: to find the nearest takes partitions that fit at all their borders."""
+    source = np.random.default_rng(seed)
+    centres = np.random.default_rng(98).normal(size=(2000, DIMENSION))
+    return (centres[source.integers(0, 2000, rows)] + source.normal(size=(rows, DIMENSION)) * 0.5).astype(np.float32)
+
+
 def test_index_trained_in_tasks_finds_what_one_trained_in_a_task_finds(
     spark: SparkSession, catalog: CatalogConnection, fresh: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = fresh("trained")
-    target = written(catalog, name, as_column(vectors(ROWS, 1), pa.float32()))
-    queries = vectors(60, 7)
+    """Lance's training in one task differs each time, by about as much as is allowed here: the mean of two counts."""
+    name, partitions = fresh("trained"), {"num_partitions": "300", "num_sub_vectors": "8"}
+    target = written(catalog, name, as_column(overlapping(24_000, 1), pa.float32()))
+    queries, searched = overlapping(250, 7), {"refine_factor": 20, "nprobes": 8}
     run = LocalRun()
-    index(run, catalog, spark, name, "vector", "IVF_PQ", parameters=PARAMETERS)
-    together = recall(target, queries, refine_factor=5)
+    index(run, catalog, spark, name, "vector", "IVF_PQ", parameters=partitions)
+    together = recall(target, queries, **searched)
     monkeypatch.setattr(training, "MIN_SAMPLE_BYTES", 1 << 40)
-    alone_run = LocalRun()
-    index(alone_run, catalog, spark, name, "vector", "IVF_PQ", parameters=PARAMETERS, replace=True)
-    alone = recall(target, queries, refine_factor=5)
-    assert together >= alone - 0.03  # of 600 neighbours; `bench.spark` measures many
-    assert "in one task: its sample of 0 MiB is smaller than" in alone_run.figures["training"]
+    alone = []
+    for _ in range(2):
+        alone_run = LocalRun()
+        index(alone_run, catalog, spark, name, "vector", "IVF_PQ", parameters=partitions, replace=True)
+        alone.append(recall(target, queries, **searched))
+    assert 0.7 < together < 0.99  # a few partitions, which do not hold all neighbours
+    assert together >= np.mean(alone) - 0.005, alone
+    assert "in one task: its sample of 1 MiB is smaller than" in alone_run.figures["training"]
     assert run.figures["training"] == "codebook"
     saved = {key.rsplit("-", 1)[0].removeprefix("training-") for key in run.checkpoints() if "training-" in key}
     assert saved == set(STAGES)

@@ -16,7 +16,7 @@ import tiltyard
 from tiltyard.api import metrics
 from tiltyard.model.branches import MAIN
 from tiltyard.runtime.cache import IDLE_SECONDS, Kept, NoShareError, choose_dropped
-from tiltyard.storage.vector_cache import cache as vectors
+from tiltyard.storage.vector_cache import searched_column
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +71,7 @@ def create(catalog: tiltyard.Namespace, namespace: str, name: str, rows: int = 1
 
 def search(catalog: tiltyard.Namespace, namespace: str, name: str) -> None:
     request: dict[str, Any] = {"id": [namespace, name], "vector": {"single_vector": [0.0] * DIMENSION}, "k": 3}
-    for _ in range(vectors.SEARCHES + 1):
+    for _ in range(searched_column.SEARCHES + 1):
         catalog.query_table(request)
     caches = catalog._services.storage.datasets
     caches.vector_cache.wait()

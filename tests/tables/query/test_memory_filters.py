@@ -13,7 +13,7 @@ from tests.tables.query.query_table import vectors
 from tests.tables.query.test_memory_search import DIMENSION, Searched, compact_in_turn
 
 from tiltyard.runtime.system_memory import SystemMemory
-from tiltyard.storage.vector_cache import cache
+from tiltyard.storage.vector_cache import cache, searched_column
 from tiltyard.tables.query.routes import index_in_memory
 from tiltyard.tables.query.routes.index_in_memory import IndexInMemory
 from tiltyard.tables.query.routes.route import Purpose, Refused
@@ -60,7 +60,7 @@ def warm(table: Searched, *filters: str) -> None:
     """Ask for filters until the values of their columns are in memory."""
     table.warm(QUERY)
     for filter_ in filters:
-        for _ in range(cache.SEARCHES):
+        for _ in range(searched_column.SEARCHES):
             table.search(QUERY, filter=filter_)
         table.datasets.vector_cache.wait()
 

@@ -20,7 +20,7 @@ from tiltyard.model.branches import MAIN
 from tiltyard.model.spec import models
 from tiltyard.runtime.system_memory import SystemMemory
 from tiltyard.storage.datasets import Datasets
-from tiltyard.storage.vector_cache import cache, index
+from tiltyard.storage.vector_cache import cache, index, searched_column
 from tiltyard.tables.query.plan import plan_search
 from tiltyard.tables.query.routes.index_in_memory import IndexInMemory
 from tiltyard.tables.query.routes.route import Caches, Purpose, Query, Refused
@@ -74,7 +74,7 @@ class Searched:
 
     def warm(self, query: Any) -> None:
         """Search until the index is built and up to date."""
-        for _ in range(cache.SEARCHES):
+        for _ in range(searched_column.SEARCHES):
             self.search(query)
         self.datasets.vector_cache.wait()
         self.search(query)
@@ -121,9 +121,8 @@ def rng() -> np.random.Generator:
 def _small_thresholds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make partitions, and let rows move to them, for tables of a test's size."""
     monkeypatch.setattr(index, "_EXACT_ROWS", 100)
-    monkeypatch.setattr(index, "_EXACT_SHARE", 50)
     monkeypatch.setattr(cache, "EXTEND_ROWS", 200)
-    monkeypatch.setattr(cache, "SPARE_ROWS", 400)
+    monkeypatch.setattr(searched_column, "SPARE_ROWS", 400)
     return
 
 
@@ -359,7 +358,7 @@ def test_a_build_that_runs_counts_and_ends_while_memory_is_short(
         make_partitions(self, check)
 
     monkeypatch.setattr(index.MemoryIndex, "make_partitions", pause)
-    for _ in range(cache.SEARCHES):
+    for _ in range(searched_column.SEARCHES):
         table.search(query)
     assert began.wait(30)
     assert vector_cache.size > 1000 * index.bytes_of_row(DIMENSION)
@@ -418,7 +417,7 @@ def test_extension_that_is_cut_off_at_any_of_its_steps_leaves_answers_exact(
 
     monkeypatch.setattr(cache, "_RETRY_SECONDS", 0.0)
     monkeypatch.setattr(index, "_EXACT_ROWS", 10_000)
-    monkeypatch.setattr(cache, "SPARE_ROWS", 2000)
+    monkeypatch.setattr(searched_column, "SPARE_ROWS", 2000)
     table = Searched(str(tmp_path / "t"), rows(rng, 0, 1000))
     query, steps = rng.normal(size=DIMENSION).tolist(), -(-250 // cache._EXTENSION_ROWS)
     table.warm(query)
@@ -435,3 +434,27 @@ def test_extension_that_is_cut_off_at_any_of_its_steps_leaves_answers_exact(
         for filter_ in (None, f"id >= {10_000 * step}"):
             assert table.check(query, filter_) == 1
     table.datasets.vector_cache.close()
+
+
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+def test_codes_of_a_filter_that_repeats_answer_it_at_every_version(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, metric: str
+) -> None:
+    """Also once rows are deleted and added: each version has codes of its own rows, once it is searched often."""
+    monkeypatch.setattr(index, "_FEW_ROWS", 50)
+    table = Searched(str(tmp_path / "t"), rows(rng, 0, 3000), metric)
+    query = rng.normal(size=DIMENSION).tolist()
+    table.warm(query)
+    vector_cache = table.datasets.vector_cache
+    for step in range(3):
+        for _ in range(2):
+            shares = [table.check(rng.normal(size=DIMENSION).tolist(), "kind < 4") for _ in range(20)]
+            vector_cache.wait()
+            assert np.mean(shares) >= 0.95
+        latest = table.datasets.open_snapshot(table.uri, {}).dataset
+        (entry,) = vector_cache._entries.values()
+        assert entry.versions[latest].filters["kind < 4"].allowed.packed is not None
+        dataset = lance.dataset(table.uri)
+        dataset.delete(f"id % 50 = {step}")
+        lance.write_dataset(rows(rng, 10_000 * (step + 1), 150), table.uri, mode="append")
+    vector_cache.close()

@@ -15,7 +15,8 @@ from tiltyard.model.ids import Id
 from tiltyard.model.operations import bound_operations
 from tiltyard.model.principals import Principal, Privilege
 from tiltyard.model.spec import models
-from tiltyard.storage.vector_cache.cache import SEARCHES, VectorCache
+from tiltyard.storage.vector_cache.cache import VectorCache
+from tiltyard.storage.vector_cache.searched_column import SEARCHES
 from tiltyard.store.access.grants import TABLE
 from tiltyard.tables.query.query import query_table
 from tiltyard.tables.query.routes.chooser import query_on_loop

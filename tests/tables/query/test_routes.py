@@ -19,7 +19,7 @@ from tests.tables.query.query_table import vectors
 
 from tiltyard.model.spec import operations
 from tiltyard.storage.caches.cached_rows import _LOOKUPS_BEFORE_SORT
-from tiltyard.storage.vector_cache.cache import SEARCHES
+from tiltyard.storage.vector_cache.searched_column import SEARCHES
 from tiltyard.tables.query.routes.chooser import ROUTES
 
 TABLE, VIEW, COUNT = ["hr", "people"], ["hr", "seen"], 1500

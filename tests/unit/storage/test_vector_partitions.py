@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tiltyard.storage.vector_cache import codes
 from tiltyard.storage.vector_cache import index as vector_index
-from tiltyard.storage.vector_cache.index import RECALL, Allowed, Effort, MemoryIndex
+from tiltyard.storage.vector_cache.allowed_rows import Allowed
+from tiltyard.storage.vector_cache.index import RECALL, Effort, MemoryIndex
 
 NEAREST = 10
 Matrix = np.ndarray[Any, np.dtype[np.float32]]
@@ -143,3 +145,122 @@ def test_work_ends_where_nobody_waits_for_it() -> None:
 
         with pytest.raises(StoppedError):
             index.make_partitions(check)
+
+
+def correlated(rows: int = 20_000, dimension: int = 64) -> tuple[Matrix, Matrix, dict[str, np.ndarray[Any, Any]]]:
+    """Vectors and queries in clusters, and filters of them: by chance, by direction, and by cluster."""
+    rng = np.random.default_rng(11)
+    scale = ((1 + np.arange(dimension)) ** -0.5).astype(np.float32)
+    centers = rng.normal(size=(300, dimension))
+    clusters = rng.integers(0, 300, rows)
+    values = ((centers[clusters] + 0.7 * rng.normal(size=(rows, dimension))) * scale).astype(np.float32)
+    queries = ((centers[rng.integers(0, 300, 60)] + 0.7 * rng.normal(size=(60, dimension))) * scale).astype(np.float32)
+    along = values[:, 0] + 0.5 * values[:, 1]
+    return (
+        values,
+        queries,
+        {
+            "a tenth by chance": rng.random(rows) < 0.1,
+            "the tenth farthest in one direction": along > np.quantile(along, 0.9),
+            "the tenth farthest in the other": along < np.quantile(along, 0.1),
+            "the half in one direction": along > np.quantile(along, 0.5),
+            "a few clusters": clusters < 90,
+            "all but a few clusters": clusters >= 60,
+        },
+    )
+
+
+def filtered_recall(index: MemoryIndex, values: Matrix, queries: Matrix, allowed: Allowed, is_allowed: Any) -> float:
+    """Return the share of the nearest allowed rows that are found; all rows that are found must be allowed."""
+    places, shares = np.flatnonzero(is_allowed), []
+    for query in queries:
+        distances = ((values[places] - query) ** 2).sum(axis=1)
+        [(addresses, found)] = index.search(query[np.newaxis], NEAREST, allowed, Effort())
+        rows = addresses.astype(int) - 100
+        assert is_allowed[rows].all()
+        assert np.allclose(found, ((values[rows] - query) ** 2).sum(axis=1), rtol=1e-4, atol=1e-5)
+        shares.append(len(set(places[np.argsort(distances)[:NEAREST]]) & set(rows)) / NEAREST)
+    return float(np.mean(shares))
+
+
+@pytest.mark.parametrize("compared_bytes", [1 << 18, 2 << 20])
+def test_recall_does_not_depend_on_whether_a_filter_goes_with_the_vectors(
+    monkeypatch: pytest.MonkeyPatch, compared_bytes: int
+) -> None:
+    """Both where all codes of the rows that a filter allows are compared, and where partitions are chosen."""
+    monkeypatch.setattr(codes, "MIN_COMPARED_BYTES", compared_bytes)
+    monkeypatch.setattr(codes, "MAX_WHOLE_BYTES", compared_bytes)
+    monkeypatch.setattr(vector_index, "_EXACT_ROWS", 1500)
+    values, queries, filters = correlated()
+    index = build(values)
+    for name, is_allowed in filters.items():
+        mask = np.zeros(index.capacity, bool)
+        mask[: len(values)] = is_allowed
+        allowed = Allowed.of(mask, np.zeros(0, bool))
+        filtered_recall(index, values, queries[:2], allowed, is_allowed)
+        assert not index.should_pack(allowed)
+        first = filtered_recall(index, values, queries, allowed, is_allowed)
+        assert first >= 0.95, (name, first)
+        if "all but" in name:
+            assert not index.should_pack(allowed)
+            continue
+        assert index.should_pack(allowed)
+        index.pack(allowed, lambda: None)
+        packed = filtered_recall(index, values, queries, allowed, is_allowed)
+        assert packed >= 0.97, (name, packed)
+
+
+def test_partitions_named_by_a_request_are_the_least_that_a_filtered_search_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(codes, "MIN_COMPARED_BYTES", 1)
+    values, queries, _ = correlated()
+    index = build(values)
+    assert index._reader is not None
+    allowed = first_rows(index, 12_000)
+    few, many = (index._reader.read(queries[:3], allowed, 1000, probes).numbers for probes in (0, 100))
+    read = allowed.counts
+    assert read is not None
+    for numbers in few:
+        chosen = numbers[numbers >= 0]
+        assert read[chosen].sum() >= 1000 > read[chosen[:-1]].sum()
+        distances = ((index._reader._centroids - queries[list(few.tolist()).index(numbers.tolist())]) ** 2).sum(axis=1)
+        assert (np.diff(distances[chosen]) >= -1e-3).all()
+    assert many.shape[1] == 100
+
+
+def test_codes_of_filters_searched_least_recently_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    values, queries, filters = correlated()
+    index = build(values)
+    kept = []
+    for name in ("a tenth by chance", "the half in one direction", "a few clusters"):
+        mask = np.zeros(index.capacity, bool)
+        mask[: len(values)] = filters[name]
+        allowed = Allowed.of(mask, np.zeros(0, bool))
+        index.search(queries[:1], NEAREST, allowed, Effort())
+        index.pack(allowed, lambda: None)
+        kept.append(allowed)
+    assert all(allowed.packed is not None for allowed in kept)
+    size = sum(allowed.packed.nbytes for allowed in kept[1:] if allowed.packed is not None)
+    monkeypatch.setattr(vector_index, "_packed_bytes_of_row", lambda _: size / index.capacity)
+    kept[0].forget_packed()
+    index.search(queries[:1], NEAREST, kept[0], Effort())
+    index.pack(kept[0], lambda: None)
+    assert [allowed.packed is not None for allowed in kept] == [True, False, True]
+    assert kept[1].searches == 0
+
+
+def test_rows_added_later_are_found_by_filters() -> None:
+    rng = np.random.default_rng(12)
+    values = rng.normal(size=(9000, 33)).astype(np.float32)
+    index = build(values[:8000], spare=1500)
+    for start in range(8000, 9000, 50):
+        index.add(np.arange(start + 100, start + 150, dtype=np.uint64), values[start : start + 50])
+    is_allowed = np.arange(9000) >= 4000
+    mask = np.zeros(index.capacity, bool)
+    mask[:9000] = is_allowed
+    allowed = Allowed.of(mask, np.zeros(0, bool))
+    for is_packed in (False, True):
+        if is_packed:
+            index.pack(allowed, lambda: None)
+        assert filtered_recall(index, values, values[8000:9000:20], allowed, is_allowed) >= 0.95

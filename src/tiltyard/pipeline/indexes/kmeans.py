@@ -2,7 +2,8 @@
 
 Lance's own training is random, and so cannot be repeated by a task that is run again. Vectors and centroids are rows of
 float32 matrices, distances are squared Euclidean ones. The steps are Lloyd's; above `MAX_FLAT` centroids there are two
-levels, coarse clusters first and then the centroids of each in proportion to its vectors, as Lance has several.
+levels, coarse clusters first and then the centroids of each in proportion to its vectors, as Lance has several; a step
+of all centroids together then moves those at the borders of coarse clusters.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tiltyard.model.columns.vector_columns import Matrix
 
 MAX_FLAT = 256
@@ -23,6 +26,9 @@ _TOLERANCE = 3e-4
 """The share by which a step lowers the mean error at least, else it was the last one."""
 ROWS_PER_CENTROID = 256
 """Vectors for each centroid that coarse clusters are trained on."""
+
+MAX_COMPARED_CENTROIDS = 256
+"""Centroids that vectors of a coarse cluster are compared with when all are refined: those nearest to its own."""
 
 _BLOCK = 1 << 20
 """Distances that are computed at once: they stay in the processor's cache."""
@@ -102,6 +108,52 @@ def shares(sizes: Any, count: int) -> list[int]:
         chosen = open_[np.argsort((exact - result)[open_], kind="stable")[:excess]]
         result[chosen] -= 1
     return [int(share) for share in result]
+
+
+def choose_compared(centroids: Matrix, first: int, count: int) -> Matrix:
+    """Return the positions of the centroids nearest to `count` of them from `first` on, these included, in order."""
+    if len(centroids) <= MAX_COMPARED_CENTROIDS:
+        return np.arange(len(centroids))
+    nearest = np.full(len(centroids), np.inf, np.float32)
+    halves = np.einsum("ij,ij->i", centroids, centroids) / 2
+    step = max(1, _BLOCK // len(centroids))
+    for start in range(first, first + count, step):
+        own = slice(start, min(start + step, first + count))
+        distances = halves[own, np.newaxis] + halves - centroids[own] @ centroids.T
+        np.minimum(nearest, distances.min(axis=0), out=nearest)
+    nearest[first : first + count] = -np.inf
+    return np.sort(nearest.argsort(kind="stable")[: max(MAX_COMPARED_CENTROIDS, count)])
+
+
+def add_up(rows: Matrix, centroids: Matrix, compared: Matrix) -> Matrix:
+    """Return what rows add to the centroids that they are nearest to, of those at the positions `compared`.
+
+    The result has a row for each of these centroids, in order: its position, how many rows it has, and their sum.
+    """
+    nearest, _ = assign(rows, centroids[compared])
+    sizes = np.bincount(nearest, minlength=len(compared))
+    ordered, ends, found = rows[nearest.argsort(kind="stable")], sizes.cumsum(), np.flatnonzero(sizes)
+    result = np.empty((len(found), 2 + rows.shape[1]), np.float64)
+    result[:, 0], result[:, 1] = compared[found], sizes[found]
+    for place, number in enumerate(found):
+        np.add.reduce(ordered[ends[number] - sizes[number] : ends[number]], axis=0, out=result[place, 2:])
+    return result
+
+
+def move(centroids: Matrix, sums: Iterable[Matrix]) -> Matrix:
+    """Return the centroids as means of their rows, by what `add_up` has returned; without rows, beside the largest.
+
+    The same parts in the same order give the same means, however they are joined.
+    """
+    sizes, totals = np.zeros(len(centroids), np.int64), np.zeros(centroids.shape, np.float64)
+    for part in sums:
+        positions = part[:, 0].astype(np.int64)
+        np.add.at(sizes, positions, part[:, 1].astype(np.int64))
+        np.add.at(totals, positions, part[:, 2:])
+    moved: Matrix = centroids.copy()
+    moved[sizes > 0] = totals[sizes > 0] / sizes[sizes > 0, np.newaxis]
+    _split_largest(moved, sizes)
+    return moved
 
 
 def _train_flat(rows: Matrix, count: int, seed: int, iterations: int) -> Matrix:

@@ -1,9 +1,10 @@
 """Train the model of a vector index: in one task, or in tasks together, as `reason_for_one_task` decides.
 
 In tasks, a sample is drawn from all fragments, and clustered into √partitions coarse clusters; each cluster trains its
-share of the centroids by itself, and each group of sub-vectors its codes. So the work is that of a hierarchical
-k-means, all of it divided but the coarse clusters (√partitions centroids of 256 vectors each). No process holds more
-than 256 MiB of vectors and the centroids; rows never pass through the driver.
+share of the centroids by itself. Then all centroids move together, since those of a cluster know nothing of vectors
+beyond its borders; and each group of sub-vectors trains its codes. So the work is that of a hierarchical k-means and a
+few steps of a whole one, all of it divided but the coarse clusters (√partitions centroids of 256 vectors each). No
+process holds more than 256 MiB of vectors and the centroids; rows never pass through the driver.
 
 What a task has written is checkpointed by its stage and position (`training-sorted-3`): a driver that resumes starts
 none of these again. Only drawing reads the table, so the training goes on when the table has other versions by then.
@@ -11,6 +12,7 @@ none of these again. Only drawing reads the table, so the training goes on when 
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import uuid
@@ -25,8 +27,10 @@ from tiltyard.pipeline.indexes import kmeans
 from tiltyard.pipeline.indexes.model_files import IndexModel
 from tiltyard.pipeline.indexes.tasks import ROWS_PER_CENTROID, BuildInput, IndexSpec, TrainModel
 from tiltyard.pipeline.indexes.training_tasks import (
+    AddUpClusters,
     Cluster,
     JoinParts,
+    MoveCentroids,
     SampleVectors,
     SortSample,
     TrainClusters,
@@ -57,6 +61,8 @@ MAX_SMALL_SAMPLES = 64
 MIN_DRAWN = 0.25
 """The share of the vectors wanted that has to be drawn: where most are null, one task looks for the others."""
 SEED = 1
+REFINEMENTS = 4
+"""Steps by which all centroids move together, once each coarse cluster has trained its own."""
 
 _PLAN = "training"
 
@@ -210,8 +216,10 @@ class _Training:
         sorted_samples = self._run("sorted", tasks)
         groups = self._clusters(sorted_samples)
         parts = self._run("clusters", [TrainClusters(location, plan, *group) for group in enumerate(groups)])
-        self._run("centroids", [JoinParts(location, plan, plan.model.files[0], tuple(file for [file] in parts))])
         files += [coarse, *(file for file, *_ in sorted_samples), *(file for [file] in parts)]
+        centroids, unneeded = self._refine(groups, tuple(file for [file] in parts))
+        self._run("centroids", [JoinParts(location, plan, plan.model.files[0], centroids)])
+        files += unneeded
         if plan.codes:
             files += self._train_codebook(samples, count)
         self._delete(files)
@@ -236,6 +244,26 @@ class _Training:
                 clusters.append(Cluster(number, centroids, ranges))
         work = [(cluster, cluster.centroids * int(totals[cluster.number])) for cluster in clusters]
         return group_neighbors(work, min(len(work), 4 * self.plan.tasks))
+
+    def _refine(
+        self, groups: Sequence[tuple[Cluster, ...]], centroids: tuple[str, ...]
+    ) -> tuple[tuple[str, ...], list[str]]:
+        """Move all centroids together; return their files, and those that are needed no longer."""
+        plan, location, files = self.plan, self.input.location, []
+        numbers = [[cluster.centroids for cluster in group] for group in groups]
+        ends = iter(itertools.accumulate(itertools.chain.from_iterable(numbers)))
+        firsts = [tuple(next(ends) - number for number in group) for group in numbers]
+        for step in range(min(REFINEMENTS, plan.iterations)):
+            stages = f"sums{step}", f"moved{step}"
+            tasks = [
+                AddUpClusters(location, plan, stages[0], position, centroids, *group)
+                for position, group in enumerate(zip(groups, firsts, strict=True))
+            ]
+            sums = tuple(file for [file] in self._run(stages[0], tasks))
+            [[moved]] = self._run(stages[1], [MoveCentroids(location, plan, stages[1], centroids, sums)])
+            files += [*sums, moved]
+            centroids = (moved,)
+        return centroids, files
 
     def _train_codebook(self, samples: Sequence[tuple[str, int]], count: int) -> list[str]:
         """Train the codebook on a part of the samples; return the files that it needs no longer."""

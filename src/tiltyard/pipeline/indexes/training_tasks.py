@@ -1,7 +1,8 @@
 """Tasks that train a vector index together: draw samples, cluster them, train centroids by cluster, then a codebook.
 
-    table → samples → coarse centroids → samples sorted by cluster → centroids of each cluster → centroids
-                                                             samples → residuals by sub-vector → codebook
+    table → samples → coarse centroids → samples sorted by cluster → centroids of each cluster
+            centroids, samples sorted by cluster → sums for each centroid → centroids, refined
+                                                 samples → residuals by sub-vector → codebook
 
 Each task writes a file of the training's folder, and returns its name with what the next tasks have to know of it. What
 it writes depends on the table's version and the plan alone, and not on which process runs it, or how often.
@@ -18,6 +19,7 @@ import pyarrow as pa
 
 from tiltyard.pipeline.indexes import kmeans
 from tiltyard.pipeline.indexes.model_files import (
+    VALUES,
     IndexModel,
     read_evenly,
     read_matrix,
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 MAX_TASK_BYTES = 256 << 20
 """Bytes of vectors that a task holds at most; of a larger cluster it reads as many, at even distances."""
+MAX_CLUSTER_ITERATIONS = 10
+"""Steps by which the centroids of a coarse cluster are trained: all centroids move together afterwards."""
 _RUN_BYTES = 64 << 10
 """Bytes of neighbouring vectors that are read at once, by what one request to an object store costs."""
 _READ_BYTES = 32 << 20
@@ -216,12 +220,68 @@ class TrainClusters:
                 cluster.read(self.location, plan.dimension),
                 cluster.centroids,
                 plan.seed + plan.partitions * (1 + cluster.number),
-                plan.iterations,
+                min(plan.iterations, MAX_CLUSTER_ITERATIONS),
             )
             for cluster in self.clusters
         ]
         file = plan.file("clusters", self.position)
         write_matrix(self.location, file, np.concatenate(parts))
+        return [file]
+
+
+@dataclass(frozen=True, slots=True)
+class AddUpClusters:
+    """A task: find the nearest of all centroids for the rows of some coarse clusters, and add these up.
+
+    `centroids` are files whose rows are all centroids in the order of the clusters; `firsts` has the position of each
+    cluster's first one.
+    """
+
+    location: TableLocation
+    plan: TrainingPlan
+    stage: str
+    position: int
+    centroids: tuple[str, ...]
+    clusters: tuple[Cluster, ...]
+    firsts: tuple[int, ...]
+
+    def __call__(self) -> Written:
+        """Return the file."""
+        centroids = _read_all(self.location, self.centroids)
+        parts = [
+            kmeans.add_up(
+                cluster.read(self.location, self.plan.dimension),
+                centroids,
+                kmeans.choose_compared(centroids, first, cluster.centroids),
+            )
+            for cluster, first in zip(self.clusters, self.firsts, strict=True)
+        ]
+        file = self.plan.file(self.stage, self.position)
+        write_columns(self.location, file, {VALUES: to_vectors(np.concatenate(parts), pa.float64())})
+        return [file]
+
+
+def _read_all(location: TableLocation, files: tuple[str, ...]) -> Matrix:
+    return np.concatenate([read_matrix(location, file) for file in files])
+
+
+@dataclass(frozen=True, slots=True)
+class MoveCentroids:
+    """A task: move all centroids to the means of their rows, by the sums of the tasks in their order."""
+
+    location: TableLocation
+    plan: TrainingPlan
+    stage: str
+    centroids: tuple[str, ...]
+    sums: tuple[str, ...]
+
+    def __call__(self) -> Written:
+        """Return the file."""
+        moved = kmeans.move(
+            _read_all(self.location, self.centroids), (read_matrix(self.location, file) for file in self.sums)
+        )
+        file = self.plan.file(self.stage, 0)
+        write_matrix(self.location, file, moved)
         return [file]
 
 
@@ -288,7 +348,7 @@ class JoinParts:
 
     def __call__(self) -> Written:
         """Return the file."""
-        rows = np.concatenate([read_matrix(self.location, part) for part in self.parts])
+        rows = _read_all(self.location, self.parts)
         vectors = self.plan.vectors(rows.reshape(-1, self.plan.dimension))
         write_columns(self.location, self.file, self.plan.model.columns(vectors))
         return [self.file]

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import logging
 import threading
-import weakref
 from collections import OrderedDict
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -24,20 +22,25 @@ from tiltyard.runtime.cache import IDLE_SECONDS, CountedCache, Kept, NoShareErro
 from tiltyard.runtime.pool import Pool, filling_thread, run_together
 from tiltyard.runtime.process import wall_clock
 from tiltyard.runtime.system_memory import read_system_memory
-from tiltyard.storage.caches.recent_uses import RecentUses
 from tiltyard.storage.vector_cache.fragments import (
     Array,
     Block,
     Fragment,
     UnsupportedVectorsError,
-    live_offsets,
     read_fragments,
     read_vectors,
 )
-from tiltyard.storage.vector_cache.index import Allowed, MemoryIndex, bytes_of_row, training_bytes
-from tiltyard.storage.vector_cache.scalar_columns import NoRoomError, ScalarColumns, reading_bytes
+from tiltyard.storage.vector_cache.index import MemoryIndex, bytes_of_row, training_bytes
+from tiltyard.storage.vector_cache.scalar_columns import NoRoomError, reading_bytes
 from tiltyard.storage.vector_cache.scalar_values import columns_of, read_page, scalar_columns
-from tiltyard.storage.vector_cache.searchable_rows import OtherRows, SearchableRows
+from tiltyard.storage.vector_cache.searched_column import (
+    COPIES,
+    IndexOutdatedError,
+    SearchedColumn,
+    VectorKey,
+    max_other_rows,
+    room_for,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,14 +49,14 @@ if TYPE_CHECKING:
 
     from tiltyard.runtime.system_memory import SystemMemory
     from tiltyard.storage.caches.column_cache import BranchKey
+    from tiltyard.storage.vector_cache.allowed_rows import Allowed
     from tiltyard.storage.vector_cache.index import Effort
     from tiltyard.storage.vector_cache.scalar_columns import KeptColumn
     from tiltyard.storage.vector_cache.scalar_values import ScalarFilter, ScalarPage
+    from tiltyard.storage.vector_cache.searchable_rows import SearchableRows
 
 _log = logging.getLogger(__name__)
 
-SEARCHES = 3
-"""Searches within a minute for which an index is built."""
 _RETRY_SECONDS = 60.0
 UNUSED_SECONDS = IDLE_SECONDS
 """Without a search for so long, an index is dropped: those of tables that another process has dropped are, too."""
@@ -61,14 +64,8 @@ _MAX_COLUMNS = 256
 """Columns without an index whose searches are counted."""
 EXTEND_ROWS = 256
 """Rows outside of an index from which on they are added to it."""
-SPARE_ROWS = 2048
-"""Rows for which an index has room besides an eighth of its own; that many may be outside of a small one, too."""
 INLINE_OTHER_ROWS = 2048
 """Rows outside of an index below which a search runs on the event loop."""
-MAX_OTHER_ROWS = 20_000
-"""Rows outside of an index up to which each search computes their distances, if they are no more than an eighth."""
-_COPIES = 2
-"""Copies of rows outside of an index: by fragment, and those of the latest version together."""
 _CHUNK_ROWS = 1024
 _EXTENSION_ROWS = 64
 """Rows added at once while searches wait: 1 ms."""
@@ -80,130 +77,8 @@ _NO_SHARE = "the indexes of namespaces that have less of the memory would have t
 _SHORT = "memory is short on this machine"
 
 
-@dataclass(frozen=True, slots=True)
-class VectorKey:
-    """The vectors of a branch of a table with a distance type, `l2` or `cosine`."""
-
-    table: BranchKey
-    column: str
-    dimension: int
-    metric: str
-
-
 class _ClosedError(Exception):
     """The process shuts down, or the table was dropped."""
-
-
-class _IndexOutdatedError(Exception):
-    """A version shares too little with the index."""
-
-
-@dataclass(slots=True)
-class _Entry:
-    """What is known of one column. `blocks` are the rows of `index`; `others` were read for the latest version."""
-
-    key: VectorKey
-    searches: RecentUses = field(default_factory=lambda: RecentUses(SEARCHES))
-    searched_at: float = field(default_factory=monotonic)
-    state: str = "too few searches yet"
-    retry_at: float = 0.0
-    building_bytes: int = 0
-    """What the build that runs takes."""
-    is_working: bool = False
-    is_loading: bool = False
-    """Whether the values of columns are read."""
-    is_dropped: bool = False
-    index: MemoryIndex | None = None
-    blocks: dict[tuple[int, str], Block] = field(default_factory=dict)
-    others: dict[tuple[int, str], Block] = field(default_factory=dict)
-    masks: dict[tuple[int, str], tuple[str, Array]] = field(default_factory=dict)
-    columns: ScalarColumns = field(default_factory=lambda: ScalarColumns(SEARCHES))
-    versions: weakref.WeakKeyDictionary[lance.LanceDataset, SearchableRows] = field(
-        default_factory=weakref.WeakKeyDictionary
-    )
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @property
-    def reserved(self) -> int:
-        """Bytes in memory, with those of all rows that may be outside of the index before it is built anew."""
-        if self.index is None:
-            return self.size
-        others = _COPIES * 4 * self.key.dimension * _other_rows(self.index.capacity)
-        return max(self.size, self.index.size + others + self.columns.size)
-
-    @property
-    def size(self) -> int:
-        """Bytes in memory."""
-        others = sum(block.vectors.nbytes for block in list(self.others.values()) if block.vectors is not None)
-        masks = sum(mask.nbytes for _, mask in list(self.masks.values()))
-        index = 0 if self.index is None else self.index.size
-        return self.building_bytes + _COPIES * others + masks + index + self.columns.size
-
-    def drop_index(self, state: str) -> None:
-        """Forget all rows."""
-        self.index, self.state = None, state
-        self.blocks, self.others, self.masks = {}, {}, {}
-        self.columns.forget_values()
-        self.versions.clear()
-
-    def rows_of(self, dataset: lance.LanceDataset, index: MemoryIndex) -> SearchableRows:
-        """Return the rows of a version; read once. Raises _IndexOutdatedError, UnsupportedVectorsError."""
-        rows = self.versions.get(dataset)
-        if rows is None or rows.index is not index:
-            rows = self.versions[dataset] = self._read_rows(dataset, index)
-        return rows
-
-    def _read_rows(self, dataset: lance.LanceDataset, index: MemoryIndex) -> SearchableRows:
-        fragments = read_fragments(dataset)
-        keys = {fragment.key for fragment in fragments}
-        self.others = {key: block for key, block in self.others.items() if key in keys}
-        self.masks = {key: mask for key, mask in self.masks.items() if key in keys}
-        positions: Array = np.zeros(index.capacity, dtype=bool)
-        indexed: dict[int, tuple[Block, Array]] = {}
-        others: list[tuple[Block, Array]] = []
-        remaining = _other_rows(index.capacity)
-        for fragment in fragments:
-            block, mask = self._block_and_mask(dataset, fragment, remaining)
-            if block.vectors is None:
-                positions[block.start : block.start + len(mask)] = mask
-                indexed[fragment.number] = block, mask
-            else:
-                others.append((block, mask))
-                remaining -= fragment.physical_rows
-        count = int(positions.sum())
-        if 2 * count < index.rows:
-            raise _IndexOutdatedError
-        rows = OtherRows.of(others, self.key.dimension)
-        live = Allowed.of(positions, np.ones(len(rows), dtype=bool))
-        return SearchableRows(index, fragments, indexed, rows, live)
-
-    def _block_and_mask(self, dataset: lance.LanceDataset, fragment: Fragment, max_rows: int) -> tuple[Block, Array]:
-        """Return the block of a fragment, and which of its rows a version has; at most `max_rows` rows are read."""
-        known = self.blocks.get(fragment.key) or self.others.get(fragment.key)
-        if known is not None:
-            deletions, mask = self.masks.get(fragment.key, ("", None))
-            if mask is None or deletions != fragment.deletions or len(mask) != len(known.offsets):
-                mask = known.mask_of(live_offsets(dataset, fragment))
-            if mask is not None:
-                self.masks[fragment.key] = fragment.deletions, mask
-                return known, mask
-        # The fragment is not in memory, or a row of it is back that was deleted when it was read.
-        if fragment.physical_rows > max_rows:
-            raise _IndexOutdatedError
-        parts = list(read_vectors(dataset, fragment, self.key.column, normalize=self.key.metric == "cosine"))
-        none = np.zeros(0, dtype=np.uint32)
-        block = Block(
-            fragment,
-            np.concatenate([none, *(offsets for offsets, _, _ in parts)]),
-            np.concatenate([none, *(nulls for _, _, nulls in parts)]),
-            vectors=np.concatenate(
-                [np.zeros((0, self.key.dimension), dtype=np.float32), *(vectors for _, vectors, _ in parts)]
-            ),
-        )
-        self.others[fragment.key] = block
-        self.masks.pop(fragment.key, None)
-        self.blocks.pop(fragment.key, None)
-        return block, np.ones(len(block.offsets), dtype=bool)
 
 
 class VectorCache(CountedCache):
@@ -232,11 +107,11 @@ class VectorCache(CountedCache):
         )
         self._processors = processors
         self._read_memory = read_memory
-        self._entries: OrderedDict[VectorKey, _Entry] = OrderedDict()
+        self._entries: OrderedDict[VectorKey, SearchedColumn] = OrderedDict()
         self._lock = threading.Lock()
         self._builders = filling_thread(lowers_priority=True)
         self._extenders = filling_thread()
-        """Of no lower priority: searches wait for its rows. It never waits for a build."""
+        """Of no lower priority: searches wait for its rows and codes. It never waits for a build."""
         self._is_closed = False
 
     @property
@@ -248,7 +123,7 @@ class VectorCache(CountedCache):
         with self._lock:
             return [(entry.key.table[0], entry.size) for entry in self._entries.values()]
 
-    def _kept(self, tenants: Mapping[str, str], without: _Entry | None = None) -> list[Kept[VectorKey]]:
+    def _kept(self, tenants: Mapping[str, str], without: SearchedColumn | None = None) -> list[Kept[VectorKey]]:
         """Return what is kept for whom; the lock is held."""
         return [
             Kept(key, tenants.get(key.table[0], ""), entry.size, entry.searched_at)
@@ -265,7 +140,7 @@ class VectorCache(CountedCache):
             return None
         return self._rows_of(entry, dataset)
 
-    def _rows_of(self, entry: _Entry, dataset: lance.LanceDataset) -> SearchableRows | None:
+    def _rows_of(self, entry: SearchedColumn, dataset: lance.LanceDataset) -> SearchableRows | None:
         index = entry.index
         with entry.lock:
             if index is None or entry.index is not index:
@@ -276,7 +151,7 @@ class VectorCache(CountedCache):
                 entry.drop_index(f"{error}")
                 entry.retry_at = monotonic() + _RETRY_SECONDS
                 return None
-            except _IndexOutdatedError:
+            except IndexOutdatedError:
                 entry.drop_index("most rows are new to it: it is built anew")
                 return None
         if len(rows.others) >= EXTEND_ROWS:
@@ -291,6 +166,8 @@ class VectorCache(CountedCache):
         `queries` has the shape (queries, dimension). Each processor searches for a part of them.
         """
         self.hits += len(queries)
+        if rows.index.should_pack(allowed):
+            self._start_packing(rows.index, allowed)
         parts = max(min(self._processors, len(queries) // _MIN_PART), -(-len(queries) // _MAX_PART))
         if parts < 2:
             return rows.search(queries, count, allowed, effort)
@@ -298,6 +175,22 @@ class VectorCache(CountedCache):
             lambda part: rows.search(part, count, allowed, effort), np.array_split(queries, parts), self._processors
         )
         return [each for part in found for each in part]
+
+    def _start_packing(self, index: MemoryIndex, allowed: Allowed) -> None:
+        with self._lock:
+            if allowed.is_packing or self._is_closed:
+                return
+            allowed.is_packing = True
+            self._extenders.submit(self._pack, index, allowed)
+
+    def _pack(self, index: MemoryIndex, allowed: Allowed) -> None:
+        """Keep the codes of the rows that a filter allows, in a thread of the cache."""
+        try:
+            index.pack(allowed, self._check_open)
+        except _ClosedError:
+            return
+        except Exception:  # noqa: BLE001  # nobody waits: the log alone reports it, and searches go on without
+            _log.exception("Codes of the rows of a filter are not kept in memory.")
 
     def allow(
         self,
@@ -321,7 +214,7 @@ class VectorCache(CountedCache):
             with self._lock:
                 kept = entry.columns.get(column, is_counted=is_counted)
             if missing := kept.missing(rows.fragments):
-                few = sum(fragment.physical_rows for fragment in missing) <= _other_rows(rows.index.capacity)
+                few = sum(fragment.physical_rows for fragment in missing) <= max_other_rows(rows.index.capacity)
                 if kept.pages and few:
                     if may_read:
                         with suppress(_ClosedError):
@@ -333,14 +226,18 @@ class VectorCache(CountedCache):
                 reason = f"the values of '{column.name}' are not in memory: {kept.state}"
         return reason or rows.select(selected, pages)
 
-    def _start_loading(self, entry: _Entry, dataset: lance.LanceDataset, fragments: tuple[Fragment, ...]) -> None:
+    def _start_loading(
+        self, entry: SearchedColumn, dataset: lance.LanceDataset, fragments: tuple[Fragment, ...]
+    ) -> None:
         with self._lock:
             if entry.is_loading or self._is_closed:
                 return
             entry.is_loading = True
             self._builders.submit(self._load_columns, entry, dataset, fragments)
 
-    def _load_columns(self, entry: _Entry, dataset: lance.LanceDataset, fragments: tuple[Fragment, ...]) -> None:
+    def _load_columns(
+        self, entry: SearchedColumn, dataset: lance.LanceDataset, fragments: tuple[Fragment, ...]
+    ) -> None:
         """Read the values of the columns that filters named often, in a thread of the cache."""
         with self._lock:
             columns = [kept for kept in entry.columns.kept if kept.uses.are_often and monotonic() >= kept.retry_at]
@@ -353,7 +250,7 @@ class VectorCache(CountedCache):
             entry.is_loading = False
 
     def _read_values(
-        self, entry: _Entry, dataset: lance.LanceDataset, kept: KeptColumn, fragments: tuple[Fragment, ...]
+        self, entry: SearchedColumn, dataset: lance.LanceDataset, kept: KeptColumn, fragments: tuple[Fragment, ...]
     ) -> None:
         """Read the values of a column that are not in memory yet, and forget those of other fragments."""
         with kept.reading:
@@ -373,7 +270,7 @@ class VectorCache(CountedCache):
                 kept.reading_bytes = 0
 
     def _read_pages(
-        self, entry: _Entry, dataset: lance.LanceDataset, kept: KeptColumn, fragments: tuple[Fragment, ...]
+        self, entry: SearchedColumn, dataset: lance.LanceDataset, kept: KeptColumn, fragments: tuple[Fragment, ...]
     ) -> dict[tuple[int, str], ScalarPage]:
         """Return the values of fragments that are not in memory. Raises as `read_page` does, NoRoomError, KeyError."""
         column = scalar_columns(dataset)[kept.column.id]  # by its name in this version
@@ -390,7 +287,7 @@ class VectorCache(CountedCache):
             read[fragment.key] = read_page(dataset, fragment, column, check)
         return read
 
-    def _make_room_for_values(self, entry: _Entry, kept: KeptColumn, size: int) -> None:
+    def _make_room_for_values(self, entry: SearchedColumn, kept: KeptColumn, size: int) -> None:
         """Make room for values of a column that are being read, from now on counted: never that of vectors.
 
         Raises NoRoomError, also where too little memory would be left.
@@ -484,13 +381,15 @@ class VectorCache(CountedCache):
                 self._drop(self._entries[key], _SHORT, now + _RETRY_SECONDS)
         return dropped
 
-    def _drop(self, entry: _Entry, state: str = "", retry_at: float = 0.0) -> None:
+    def _drop(self, entry: SearchedColumn, state: str = "", retry_at: float = 0.0) -> None:
         """Forget an entry, and end the work on it; with a `state`, its key has a new one. The lock is held."""
         entry.is_dropped = True
         if self._entries.get(entry.key) is not entry:
             return
         if state:
-            self._entries[entry.key] = _Entry(entry.key, searched_at=entry.searched_at, state=state, retry_at=retry_at)
+            self._entries[entry.key] = SearchedColumn(
+                entry.key, searched_at=entry.searched_at, state=state, retry_at=retry_at
+            )
         else:
             del self._entries[entry.key]
 
@@ -505,11 +404,11 @@ class VectorCache(CountedCache):
         self._builders.submit(int).result()
         self._extenders.submit(int).result()
 
-    def _touch(self, key: VectorKey) -> _Entry:
+    def _touch(self, key: VectorKey) -> SearchedColumn:
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
-                entry = self._entries[key] = _Entry(key)
+                entry = self._entries[key] = SearchedColumn(key)
                 counted = [each for each in self._entries.values() if each.index is None and not each.is_working]
                 if len(counted) > _MAX_COLUMNS:
                     self._drop(counted[0])
@@ -518,18 +417,18 @@ class VectorCache(CountedCache):
                 entry.searched_at = monotonic()
             return entry
 
-    def _start_build(self, entry: _Entry, dataset: lance.LanceDataset) -> None:
+    def _start_build(self, entry: SearchedColumn, dataset: lance.LanceDataset) -> None:
         if entry.searches.add() and monotonic() >= entry.retry_at:
             self._start(self._builders, entry, self._build, dataset)
 
-    def _start(self, threads: Pool, entry: _Entry, work: _Work, dataset: lance.LanceDataset) -> None:
+    def _start(self, threads: Pool, entry: SearchedColumn, work: _Work, dataset: lance.LanceDataset) -> None:
         with self._lock:
             if entry.is_working or self._is_closed:
                 return
             entry.is_working = True
             threads.submit(self._run, entry, work, dataset)
 
-    def _run(self, entry: _Entry, work: _Work, dataset: lance.LanceDataset) -> None:
+    def _run(self, entry: SearchedColumn, work: _Work, dataset: lance.LanceDataset) -> None:
         """Do a piece of work on an entry, in a thread of the cache."""
         try:
             work(entry, dataset)
@@ -544,17 +443,17 @@ class VectorCache(CountedCache):
         finally:
             entry.building_bytes, entry.is_working = 0, False
 
-    def _give_up(self, entry: _Entry, state: str) -> None:
+    def _give_up(self, entry: SearchedColumn, state: str) -> None:
         with entry.lock:
             entry.drop_index(state)
             entry.retry_at = monotonic() + _RETRY_SECONDS
 
-    def _build(self, entry: _Entry, dataset: lance.LanceDataset) -> None:
+    def _build(self, entry: SearchedColumn, dataset: lance.LanceDataset) -> None:
         self._check(entry)
         rows = dataset.count_rows()
-        capacity = rows + rows // 8 + SPARE_ROWS
+        capacity = room_for(rows)
         dimension = entry.key.dimension
-        later = max(_other_rows(capacity) * _COPIES * 4 * dimension, training_bytes(rows, dimension))
+        later = max(max_other_rows(capacity) * COPIES * 4 * dimension, training_bytes(rows, dimension))
         self._make_room(entry, capacity * bytes_of_row(dimension) + later)
         entry.state = "it is being built"
         index = MemoryIndex(entry.key.dimension, entry.key.metric, capacity)
@@ -569,7 +468,7 @@ class VectorCache(CountedCache):
             entry.building_bytes = 0
             entry.blocks, entry.index, entry.state = blocks, index, "it is not up to date"
 
-    def _make_room(self, entry: _Entry, size: int) -> None:
+    def _make_room(self, entry: SearchedColumn, size: int) -> None:
         """Drop indexes of whoever has most for a build, whose bytes count from now on.
 
         Raises UnsupportedVectorsError for what never fits, where too little memory would be left, and where only
@@ -599,7 +498,7 @@ class VectorCache(CountedCache):
                 self._drop(other, "others that were searched later took its memory")
             entry.building_bytes = size
 
-    def _extend(self, entry: _Entry, dataset: lance.LanceDataset) -> None:
+    def _extend(self, entry: SearchedColumn, dataset: lance.LanceDataset) -> None:
         """Add the rows that were read for the latest version to the index."""
         with entry.lock:
             index, others = entry.index, dict(entry.others)
@@ -621,13 +520,13 @@ class VectorCache(CountedCache):
                 entry.masks = {key: mask for key, mask in entry.masks.items() if key not in added}
                 latest = max(entry.versions.keys(), key=lambda known: known.version, default=None)
                 entry.versions.clear()  # they were right, but had all these rows outside of the index
-                with suppress(_IndexOutdatedError):  # the next search of the version meets it, too
+                with suppress(IndexOutdatedError):  # the next search of the version meets it, too
                     if latest is not None:
                         entry.rows_of(latest, index)
 
     def _add(
         self,
-        entry: _Entry,
+        entry: SearchedColumn,
         index: MemoryIndex,
         fragment: Fragment,
         parts: Iterable[tuple[Array, Array, Array]],
@@ -645,16 +544,17 @@ class VectorCache(CountedCache):
             nulls.append(without)
         return Block(fragment, np.concatenate(offsets), np.concatenate(nulls), start)
 
-    def _check(self, entry: _Entry) -> None:
+    def _check(self, entry: SearchedColumn) -> None:
         """Raise _ClosedError where nobody waits for the work any more."""
-        if self._is_closed or entry.is_dropped:
+        self._check_open()
+        if entry.is_dropped:
+            raise _ClosedError
+
+    def _check_open(self) -> None:
+        """Raise _ClosedError while the process shuts down."""
+        if self._is_closed:
             raise _ClosedError
 
 
-def _other_rows(capacity: int) -> int:
-    """Return how many rows may be outside of an index with room for so many."""
-    return min(MAX_OTHER_ROWS, capacity // 8 + SPARE_ROWS)
-
-
 if TYPE_CHECKING:
-    _Work = Callable[[_Entry, lance.LanceDataset], None]
+    _Work = Callable[[SearchedColumn, lance.LanceDataset], None]

@@ -6,18 +6,27 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakSet
 
 import numpy as np
 
-from tiltyard.storage.vector_cache.fragments import Array
+from tiltyard.storage.vector_cache.codes import PartitionReader, code_bytes
+
+if TYPE_CHECKING:
+    from tiltyard.storage.vector_cache.allowed_rows import Allowed
+    from tiltyard.storage.vector_cache.fragments import Array
 
 _CODE_DIMENSIONS = ((256, 4), (64, 2), (1, 1))
 """Numbers of a vector that one code of 4 bits stands for, by the least dimension: fewer where there are few codes."""
 _EXACT_ROWS = 4096
 """Up to this many allowed rows, distances to all of them are computed; an index of no more has no partitions."""
-_EXACT_SHARE = 20
-"""So are they up to this part of all rows: of fewer, candidates by codes take as long, and may be others."""
+_FEW_ROWS = 1024
+"""Up to this many where codes of the allowed rows alone are kept."""
+_PACKED_SEARCHES = 3
+"""Searches among the same rows from which on codes of these alone are kept."""
+_ROWS_PACKED_IN_A_SEARCH = 1024
+"""Rows whose codes are made in the time that one search gains by them: a search more for each so many rows."""
 _TRAINING_ROWS = 40
 """Rows for each partition from which the partitions are learnt."""
 _TRAINING_ROUNDS = 10
@@ -28,13 +37,28 @@ _CHECKED_NEIGHBOURS = 10
 RECALL = 0.98
 """Share of those neighbours that a search finds, by the effort that is chosen."""
 _CANDIDATES = (100, 150, 200, 300, 400, 600, 800, 1200, 1600, 2400, 3200)
+_PACKED_CANDIDATES = 50
+"""Candidates that are compared at least by codes of the allowed rows alone, which are finer."""
+_MORE = 4
+"""Times the least candidates whose estimates a filtered search asks for, before it asks for all that it may compare."""
+_DEVIATIONS = 3.0
+"""Standard deviations of a distance from its estimate by which the rows that are not compared have to be too far."""
 _MIN_PROBES = 8
 
 
 def bytes_of_row(dimension: int) -> int:
-    """Return the bytes of a row: vector, code and number (twice, as their lists grow), address, place, bitmaps."""
+    """Return the bytes of a row.
+
+    They are those of the vector, the code and number (twice, as their lists grow), the address, the place, bitmaps, the
+    partition, and the codes that filters have.
+    """
     padded = _padded(dimension)
-    return 4 * padded + padded // _code_dimensions(dimension) + 16 + 8 + 4 + 4
+    return 4 * padded + padded // _code_dimensions(dimension) + 16 + 8 + 4 + 4 + 4 + _packed_bytes_of_row(dimension)
+
+
+def _packed_bytes_of_row(dimension: int) -> int:
+    """Return the bytes that codes of filters' rows may take for each row of the index."""
+    return code_bytes(_padded(dimension)) + 8
 
 
 def training_bytes(rows: int, dimension: int) -> int:
@@ -52,35 +76,6 @@ class Effort:
     probes: int = 0
     candidates: int = 0
     share: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Allowed:
-    """Rows that a search may return: their number in the index, and which they are there, and which of the other rows.
-
-    Of few rows there are the `positions`, ascending: a search looks at these alone. Of more, a `bitmap` of all
-    positions, which takes less then.
-    """
-
-    rows: int
-    others: Array
-    positions: Array | None
-    bitmap: Array | None
-
-    @classmethod
-    def of(cls, mask: Array, others: Array) -> Allowed:
-        """Return the rows of masks, of all positions in the index and of the other rows."""
-        rows = int(np.count_nonzero(mask))
-        if rows <= len(mask) // _EXACT_SHARE:
-            return cls(rows, others, np.flatnonzero(mask).astype(np.uint32), None)
-        return cls(rows, others, None, np.packbits(mask, bitorder="little"))
-
-    def find_positions(self) -> Array:
-        """Return the positions, as FAISS takes them."""
-        if self.positions is not None:
-            return self.positions.astype(np.int64)
-        assert self.bitmap is not None
-        return np.flatnonzero(np.unpackbits(self.bitmap, bitorder="little"))
 
 
 class MemoryIndex:
@@ -104,6 +99,9 @@ class MemoryIndex:
         self._partitions: Any = None
         self._refined: Any = None
         """Finds candidates by the partitions, and orders them by the vectors; None for a few rows."""
+        self._reader: PartitionReader | None = None
+        self._packed: WeakSet[Allowed] = WeakSet()
+        """The filters' rows whose codes are kept."""
         self._effort = Effort()
         self.recall = 1.0
         """Share of the nearest that searches of its own rows found, once the partitions were made."""
@@ -127,7 +125,7 @@ class MemoryIndex:
             return "compares all rows"
         return (
             f"reads {self._effort.probes} of {self._partitions.nlist} partitions and compares "
-            f"{self._candidates(_CHECKED_NEIGHBOURS, Effort())} candidates, recall {self.recall:.3f} on its own rows"
+            f"{self._effort.candidates} candidates, recall {self.recall:.3f} on its own rows"
         )
 
     def add(self, addresses: Array, vectors: Array) -> None:
@@ -136,8 +134,11 @@ class MemoryIndex:
             stay_in_this_thread()
             start = self.rows
             self.addresses[start : start + len(addresses)] = addresses
+            points = self._pad(vectors)
+            if self._reader is not None:
+                self._reader.add(start, points)
             index = self._vectors if self._refined is None else self._refined
-            index.add(self._pad(vectors))
+            index.add(points)
 
     def make_partitions(self, check: Callable[[], None]) -> None:
         """Divide the rows into partitions, and choose the effort of a search, before the first one.
@@ -150,7 +151,7 @@ class MemoryIndex:
         faiss, dimension, number = self._faiss, self._vectors.d, _partitions(self.rows)
         stay_in_this_thread()
         rng = np.random.default_rng(0)
-        rows = self._rows()
+        rows = self._rows(self.rows)
         sample = rows[np.sort(rng.choice(self.rows, min(self.rows, _TRAINING_ROWS * number), replace=False))]
         centroids = None
         for _ in range(_TRAINING_ROUNDS):
@@ -169,6 +170,7 @@ class MemoryIndex:
             partitions.add(rows[start : start + _CHUNK_ROWS])
             check()
         self._partitions = partitions
+        self._reader = PartitionReader(partitions, self._rows(self.capacity), self.capacity)
         self._refined = faiss.IndexRefine(partitions, self._vectors)
         self._choose_effort(rows[rng.choice(self.rows, _CHECKED_ROWS, replace=False)], check)
 
@@ -181,19 +183,21 @@ class MemoryIndex:
         stay_in_this_thread()
         with self._lock.read():
             rows = self.rows  # those that are being added to it are not allowed to any version yet
-            if self._refined is None or allowed.bitmap is None or allowed.rows <= max(_EXACT_ROWS, 4 * count):
+            few = _EXACT_ROWS if allowed.packed is None else min(_FEW_ROWS, _EXACT_ROWS)
+            if self._refined is None or allowed.rows <= max(few, 4 * count):
                 distances, positions = self._compare_all(points, count, allowed)
             else:
-                # The fewer rows of a partition a filter leaves, the farther apart are those that it leaves.
-                rarity = rows / allowed.rows
-                chosen = self._effort.probes * (self._partitions.nlist / self._effort.probes) ** effort.share
-                probes = int(max(chosen, effort.probes) * rarity**0.75)
-                candidates = min(rows, int(self._candidates(count, effort) * rarity**0.85))
-                selector = None if allowed.rows == rows else self._faiss.IDSelectorBitmap(allowed.bitmap)
-                distances, positions = self._nearest(points, count, probes, candidates, selector)
+                probes = max(self._probes(effort), effort.probes)
+                if allowed.rows == rows:
+                    distances, positions = self._nearest(
+                        points, count, probes, self._candidates(self._effort.candidates, count, effort)
+                    )
+                else:
+                    distances, positions = self._nearest_allowed(points, count, allowed, effort)
                 missing = positions[:, -1] < 0  # too few rows in the partitions
                 if missing.any():
                     distances[missing], positions[missing] = self._compare_all(points[missing], count, allowed)
+        allowed.count_searches(len(queries))
         if self.metric == "cosine":
             distances = distances / 2
         ends = (positions >= 0).sum(axis=1)
@@ -202,24 +206,98 @@ class MemoryIndex:
             for position, distance, end in zip(positions, distances, ends, strict=True)
         ]
 
+    def should_pack(self, allowed: Allowed) -> bool:
+        """Return whether the codes of allowed rows should be kept, since these are searched often."""
+        if self._reader is None or allowed.is_packing or allowed.rows <= _FEW_ROWS:
+            return False
+        is_often = allowed.searches >= _PACKED_SEARCHES + allowed.rows // _ROWS_PACKED_IN_A_SEARCH
+        return is_often and self._reader.is_worth_packing(allowed, self.rows)
+
+    def pack(self, allowed: Allowed, check: Callable[[], None]) -> None:
+        """Keep the codes of allowed rows alone, in one thread at a time; those searched least recently make room."""
+        assert self._reader is not None
+        packed = self._reader.pack(allowed, check)
+        room = self.capacity * _packed_bytes_of_row(self.dimension) - packed.nbytes
+        for other in sorted(self._packed, key=lambda each: each.searched_at, reverse=True):
+            if other.packed is not None:
+                room -= other.packed.nbytes
+                if room < 0:
+                    self._packed.discard(other)
+                    other.forget_packed()
+        self._packed.add(allowed)
+        allowed.packed = packed
+
     def _compare_all(self, points: Array, count: int, allowed: Allowed) -> tuple[Array, Array]:
         parameters = self._faiss.SearchParameters(sel=self._faiss.IDSelectorArray(allowed.find_positions()))
         found: tuple[Array, Array] = self._vectors.search(points, count, params=parameters)
         return found
 
-    def _nearest(
-        self, points: Array, count: int, probes: int, candidates: int, selector: Any = None
-    ) -> tuple[Array, Array]:
+    def _nearest(self, points: Array, count: int, probes: int, candidates: int) -> tuple[Array, Array]:
         faiss = self._faiss
         parameters = faiss.IndexRefineSearchParameters(
             k_factor=candidates / count,
-            base_index_params=faiss.IVFSearchParameters(nprobe=min(probes, self._partitions.nlist), sel=selector),
+            base_index_params=faiss.IVFSearchParameters(nprobe=min(probes, self._partitions.nlist)),
         )
         found: tuple[Array, Array] = self._refined.search(points, count, params=parameters)
         return found
 
-    def _candidates(self, count: int, effort: Effort) -> int:
-        return max(self._effort.candidates + 4 * (count - _CHECKED_NEIGHBOURS), effort.candidates, 4 * count)
+    def _nearest_allowed(self, points: Array, count: int, allowed: Allowed, effort: Effort) -> tuple[Array, Array]:
+        """Return distances and positions of the nearest of the allowed rows, which are more than `4 * count`.
+
+        A query reads partitions until they have as many allowed rows as a search without a filter compares, or all
+        that are allowed if these are few. It compares more candidates while rows beyond them may be nearer: where a
+        filter goes with the vectors, the rows that it allows are far from the query, and codes tell them apart less.
+        """
+        assert self._reader is not None
+        rows = max(self._reader.compared_rows, int(self._probes(effort) / self._partitions.nlist * self.rows))
+        reading = self._reader.read(points, allowed, rows, effort.probes)
+        chosen = _PACKED_CANDIDATES if reading.is_packed else self._effort.candidates
+        least = min(allowed.rows, self._candidates(chosen, count, effort))
+        most = min(allowed.rows, max(least, _CANDIDATES[-1]))
+        distances = np.full((len(points), count), np.inf, np.float32)
+        positions = np.full((len(points), count), -1, np.int64)
+        left = list(range(len(points)))
+        for candidates in (min(_MORE * least, most), most):
+            unsettled = []
+            for query, (estimates, places) in zip(left, reading.find(points[left], left, candidates), strict=True):
+                compared, reach = self._compare(points[query], count, least, estimates, places)
+                nearest = compared.argsort()[:count]
+                distances[query, : len(nearest)], positions[query, : len(nearest)] = compared[nearest], places[nearest]
+                if len(places) == candidates < most and reach > estimates[-1]:
+                    unsettled.append(query)
+            left = unsettled
+            if not left:
+                break
+        return distances, positions
+
+    def _compare(self, point: Array, count: int, least: int, estimates: Array, positions: Array) -> tuple[Array, float]:
+        """Return the distances of a query to candidates, nearest by estimate first, and the reach of the query.
+
+        The first `least` are compared, and then all within reach: those that may be nearer than the last of the `count`
+        nearest until then, by the mean and standard deviation of how distances differ from their estimates. Distances
+        of the others are infinite.
+        """
+        distances, pointer = np.full(len(positions), np.inf, np.float32), self._faiss.swig_ptr
+        done, wanted, reach = 0, min(least, len(positions)), 0.0
+        while wanted > done:
+            self._vectors.compute_distance_subset(
+                1, pointer(point), wanted - done, pointer(distances[done:wanted]), pointer(positions[done:wanted])
+            )
+            compared = distances[:wanted]
+            errors = compared - estimates[:wanted]
+            mean = float(errors.sum()) / wanted
+            deviation = max(0.0, float(errors @ errors) / wanted - mean**2) ** 0.5
+            last = float(np.partition(compared, count - 1)[count - 1]) if wanted >= count else np.inf
+            reach = last - mean + _DEVIATIONS * deviation
+            done, wanted = wanted, int(estimates.searchsorted(reach))
+        return distances, reach
+
+    def _probes(self, effort: Effort) -> int:
+        """Return how many partitions a search without a filter reads, if its request names no least number."""
+        return int(self._effort.probes * (self._partitions.nlist / self._effort.probes) ** effort.share)
+
+    def _candidates(self, chosen: int, count: int, effort: Effort) -> int:
+        return max(chosen + 4 * (count - _CHECKED_NEIGHBOURS), effort.candidates, 4 * count)
 
     def _choose_effort(self, points: Array, check: Callable[[], None]) -> None:
         """Choose the least effort by which rows find their neighbours: first the candidates, then the partitions."""
@@ -239,11 +317,11 @@ class MemoryIndex:
             probes += max(1, probes // 4)
         self._effort, self.recall = Effort(min(probes, every), candidates), found
 
-    def _rows(self) -> Array:
-        """Return the vectors that are there, without a copy: they never move."""
+    def _rows(self, number: int) -> Array:
+        """Return the first vectors, those that are there or the room for more, without a copy: they never move."""
         pointer = self._vectors.get_xb()
-        vectors: Array = self._faiss.rev_swig_ptr(pointer, self.rows * self._vectors.d)
-        return vectors.reshape(self.rows, self._vectors.d)
+        vectors: Array = self._faiss.rev_swig_ptr(pointer, number * self._vectors.d)
+        return vectors.reshape(number, self._vectors.d)
 
     def _pad(self, vectors: Array) -> Array:
         """Return vectors with zeros at their end, so that each code stands for equally many numbers."""

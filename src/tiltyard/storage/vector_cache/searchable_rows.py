@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 
 import numpy as np
 
+from tiltyard.storage.vector_cache.allowed_rows import Allowed
 from tiltyard.storage.vector_cache.fragments import OFFSET_MASK, Array, Block, Fragment
-from tiltyard.storage.vector_cache.index import Allowed, Effort, MemoryIndex, stay_in_this_thread
+from tiltyard.storage.vector_cache.index import Effort, MemoryIndex, stay_in_this_thread
 from tiltyard.storage.vector_cache.scalar_values import ScalarFilter, ScalarPage, evaluate
 
 

@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from tiltyard.model.columns.vector_columns import VectorColumn, quote_path
 from tiltyard.storage.pylance_internals import take_rows
-from tiltyard.storage.vector_cache.cache import VectorKey
 from tiltyard.storage.vector_cache.index import Effort
 from tiltyard.storage.vector_cache.searchable_rows import FilteredRows
+from tiltyard.storage.vector_cache.searched_column import VectorKey
 from tiltyard.tables.query.integer_filters import ROW_ID
 from tiltyard.tables.query.response_sizes import STREAMING_OPTION_NAMES
 from tiltyard.tables.query.routes.route import BatchReader, Cost, Pace, Purpose, Refused, SearchOffer
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
     from tiltyard.storage.caches.cached_rows import CachedRows
-    from tiltyard.storage.vector_cache.index import Allowed
+    from tiltyard.storage.vector_cache.allowed_rows import Allowed
     from tiltyard.storage.vector_cache.searchable_rows import SearchableRows
     from tiltyard.tables.query.plan import Search
     from tiltyard.tables.query.routes.route import Caches, Query

@@ -22,7 +22,7 @@ MAX_STOP_SECONDS = 45
 """Ten are guaranteed, and a busy machine adds some. A stalled upload alone would delay the stop by 60."""
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.extended), "2"])
 def test_stopping_server_finishes_running_uploads(small_installation: Installation, workers: str) -> None:
     server = small_installation.start("--workers", workers)
     body = stream(pa.table({"id": pa.array(range(500_000), pa.int64())}), MANY_BATCHES)

@@ -203,7 +203,12 @@ def steps_of(batches: list[list[int]], count: int) -> list[set[int]]:
     return [set(chain(*batches[first : first + count])) for first in range(0, len(batches), count)]
 
 
-def test_run_of_two_workers_goes_on_with_another_number_of_them(trainer: Trainer, table: Any, change: Change) -> None:
+@pytest.mark.parametrize(
+    "others", [((0, "forkserver"), (1, "spawn")), pytest.param(((4, "forkserver"),), marks=pytest.mark.extended)]
+)
+def test_run_of_two_workers_goes_on_with_another_number_of_them(
+    trainer: Trainer, table: Any, change: Change, others: tuple[tuple[int, str], ...]
+) -> None:
     version = table.version
     begun = trainer.ask(table.name, {}, batch_size=4, workers=2, pause=20)
     (whole,) = epochs_of(trainer.go_on())
@@ -213,7 +218,7 @@ def test_run_of_two_workers_goes_on_with_another_number_of_them(trainer: Trainer
     assert steps_of(whole["batches"], 4) == steps_of(alone["batches"], 4)
     assert begun["batches"] == whole["batches"][:20]
     resumed = {"batch_size": 4, "state": begun["state"], "version": version}
-    for workers, start in ((0, "forkserver"), (1, "spawn"), (4, "forkserver")):
+    for workers, start in others:
         (rest,) = trainer.epochs(table.name, {}, workers=workers, start=start, **resumed)
         assert steps_of(rest["batches"], 4) == steps_of(whole["batches"][20:], 4), workers
 

@@ -67,7 +67,8 @@ class Executions:
             execution = Batched(handler, pool)
         elif handler.query:
             forwarding = self._forwarding if pool_of(operation, handler) is PoolName.QUERIES else None
-            execution = QueryExecution(handler, pool, self._settings, self._limits, authorization, forwarding)
+            pools = pool, self._pools.shares
+            execution = QueryExecution(handler, pools, self._settings, self._limits, authorization, forwarding)
         if self._has_inline_reads and handler.inline is not never:
             execution = Inline(handler, execution, self._settings.max_result_bytes)
         if handler.commit_step is CommitStep.READ_LATEST:

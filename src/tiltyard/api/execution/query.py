@@ -48,14 +48,15 @@ class QueryExecution:
     def __init__(
         self,
         handler: Handler,
-        pool: Executor,
+        pools: tuple[Executor, Executor],
         settings: Settings,
         limits: Limits,
         authorization: Authorization,
         forwarding: Forwarding | None = None,
     ) -> None:
+        """`pools` run queries, and shares of searches that other servers spread."""
         self._handler = handler
-        self._pool = pool
+        self._pools = pools
         self._timeout = settings.query_timeout
         self._max_result_bytes = settings.max_result_bytes
         self._limits = limits
@@ -70,13 +71,14 @@ class QueryExecution:
         if not ctx.is_unchecked:
             ctx = await self._authorization.check(ctx, request)
         body: Any = exchange.body
-        slot = exchange.slot = self._limits.acquire_slot(ctx, exchange.log.address, len(body))
+        is_share = bool(exchange.segments)  # of a query that has its slot on the server which spreads it
+        slot = exchange.slot = None if is_share else self._limits.acquire_slot(ctx, exchange.log.address, len(body))
         deadline = earliest(Deadline.for_query(self._timeout), exchange.deadline)
-        pool = executor_for(self._pool, ctx, exchange.log.address)
+        pool = executor_for(self._pools[is_share], ctx, exchange.log.address)
         query = RunningQuery(pool, deadline, slot, exchange.watch_client())
         forwarding = self._forwarding
         ctx = structs.replace(ctx, check_deadline=query.check, segments=exchange.segments)
-        if forwarding is not None and not exchange.segments:
+        if forwarding is not None and not is_share:
             ctx = structs.replace(ctx, sub_queries=SubQueries(forwarding, exchange, deadline))
         function, media, limit = (
             self._handler.function,

@@ -43,11 +43,20 @@ class ThreadPools:
         self.identity = Pool("identity", "Sign-ins, and first requests with a key or token", IDENTITY_THREADS)
         self.catalog = Pool("catalog", "Operations on the catalog, and all that is short", CATALOG_THREADS)
         query_threads = max(8, 4 * (os.cpu_count() or 1))
+        reserved = query_threads // RESERVED_SHARE
+        self.shares = FairPool(
+            "shares",
+            "Parts of searches that other servers spread: in threads of queries, servers would wait for each other",
+            query_threads,
+            reserved,
+            settings.principal_weights,
+        )
         self._pools: dict[str, Pool] = {
+            "shares": self.shares,
             PoolName.CATALOG: self.catalog,
             "identity": self.identity,
             PoolName.QUERIES: FairPool(
-                "query", "Queries of tables", query_threads, query_threads // RESERVED_SHARE, settings.principal_weights
+                "query", "Queries of tables", query_threads, reserved, settings.principal_weights
             ),
             PoolName.WRITES: FairPool(
                 "write", "Writes of tables", WRITE_THREADS, WRITE_THREADS // RESERVED_SHARE, settings.principal_weights

@@ -1,0 +1,40 @@
+"""Shares of searches that other servers spread: threads of their own, and no slot."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+from tiltyard.api.execution.query import QueryExecution
+from tiltyard.config import Settings
+from tiltyard.context import Context
+
+
+def test_a_share_runs_while_all_threads_of_queries_wait_for_others() -> None:
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("a share takes no slot: its query has one, on the server that spreads it")
+
+    exchange: Any = SimpleNamespace(
+        body=b"{}",
+        segments=("one",),
+        log=SimpleNamespace(address=""),
+        deadline=None,
+        headers={},
+        is_head=False,
+        watch_client=lambda: None,
+    )
+    handler: Any = SimpleNamespace(function=lambda ctx, request: ctx.segments)
+    ctx = Context(SimpleNamespace(decisions=None))  # type: ignore[arg-type]  # as far as it is used
+    limits: Any = SimpleNamespace(acquire_slot=refuse)
+    done = threading.Event()
+    with ThreadPoolExecutor(1) as queries, ThreadPoolExecutor(1) as shares:
+        queries.submit(done.wait)
+        authorization: Any = None  # an administrator needs none
+        execution = QueryExecution(handler, (queries, shares), Settings(), limits, authorization)
+        try:
+            assert asyncio.run(asyncio.wait_for(execution.run(exchange, ctx, None), 10)) == ("one",)
+        finally:
+            done.set()

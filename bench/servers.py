@@ -77,6 +77,11 @@ class Server:
         stats = (Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split() for process in self._processes())
         return sum(int(fields[11]) + int(fields[12]) for fields in stats) / TICKS
 
+    def read_bytes(self) -> int:
+        """Bytes that all its processes have read from files and sockets, also what the system had in memory."""
+        files = (Path(f"/proc/{process}/io").read_text() for process in self._processes())
+        return sum(int(text.split()[1]) for text in files)  # rchar
+
     def memory(self) -> int:
         """Bytes resident now in its largest process."""
         return self._most("VmRSS")

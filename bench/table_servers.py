@@ -4,6 +4,9 @@ Each group of servers has one PostgreSQL and one folder, and 24 tables of vector
 connections over the servers, which search all tables in turn, until nothing more comes into the servers' memory; then
 rounds are counted. All run on the same processors, so rates cannot grow with servers: what counts is what a server
 keeps and what a query costs. At last one of four servers is killed in the middle of a round, which goes on.
+
+With `--large`, one table whose index has eight segments instead, which the servers search together: what each keeps of
+it and reads, what a search costs, and whether answers are those of one server.
 """
 
 from __future__ import annotations
@@ -14,15 +17,18 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import cycle
 from pathlib import Path
+from shutil import copytree
 
+import lance
 import numpy as np
 import pyarrow as pa
+from lance.indices import IndicesBuilder
 from tests.services.ports import reserve_two_ports
-from tests.services.postgres import postgres_server
+from tests.services.postgres import PostgresServer, postgres_server
 
 from bench.load import Load, drive, words
 from bench.replicas import balancer
@@ -34,20 +40,24 @@ DIMENSION = 128
 CONNECTIONS = 16
 WARM_SECONDS = 600.0
 QUERIES = 200
+SEGMENTS = 8
+LARGE = "large"
 HOST = "127.0.0.1"
 SEED = 7
 
 
 @contextmanager
-def servers(number: int, folder: Path, database: str, *, is_shared: bool) -> Iterator[list[Server]]:
-    """Start servers on one catalog, which share out tables or not."""
+def servers(
+    number: int, folder: Path, database: str, *, is_shared: bool, settings: Mapping[str, str] | None = None
+) -> Iterator[list[Server]]:
+    """Start servers on one catalog, which share out tables or not; `settings` are further variables."""
     with ExitStack() as stack:
         started = []
         for place in range(number):
             port, reserved = reserve_two_ports(HOST)
             own = folder / f"machine{place}"
             own.mkdir(parents=True)
-            environ = {"TMPDIR": str(own), "TILTYARD_VECTOR_CACHE_BYTES": str(2 << 30)}
+            environ = {"TMPDIR": str(own), "TILTYARD_VECTOR_CACHE_BYTES": str(2 << 30), **(settings or {})}
             if is_shared:
                 environ["TILTYARD_SERVER_URL"] = f"http://{HOST}:{port}"
             flags = ["--port", str(port)]
@@ -88,12 +98,10 @@ def searches() -> list[tuple[str, dict[str, object]]]:
     ]
 
 
-def kept_bytes(server: Server) -> int:
-    """Return the bytes of vectors that a server keeps in memory."""
+def kept_bytes(server: Server, what: str = "vectors") -> int:
+    """Return the bytes of vectors, or of Lance's pages, that a server keeps in memory."""
     text = call(server.address, "GET", "/metrics").decode()
-    [value] = re.findall(r'kind="bytes of vectors in memory"\} (\S+)', text) or re.findall(
-        r"bytes of vectors in memory\S* (\S+)", text
-    )
+    [value] = re.findall(rf"bytes of {what} in memory\S* (\S+)", text)
     return int(float(value))
 
 
@@ -142,13 +150,78 @@ def measure_death(group: list[Server], folder: Path, seconds: float) -> Iterator
     yield f"| failed queries | {measured.failed} |"
 
 
+def write_large(folder: Path, rows: int) -> None:
+    """Write a table of vectors in clusters, with an index of several segments of one model."""
+    generator = np.random.default_rng(SEED)
+    centers = generator.standard_normal((512, DIMENSION), dtype=np.float32)
+    values = centers[generator.integers(512, size=rows)]
+    values += 0.5 * generator.standard_normal((rows, DIMENSION), dtype=np.float32)
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), DIMENSION)
+    table = pa.table({"id": pa.array(range(rows), pa.int64()), "vector": vectors})
+    dataset = lance.write_dataset(table, str(folder / f"{LARGE}.lance"), max_rows_per_file=rows // SEGMENTS)
+    builder = IndicesBuilder(dataset, "vector")
+    ivf = builder.train_ivf(num_partitions=256)
+    codebook = builder.train_pq(ivf, num_subvectors=DIMENSION // 8).codebook
+    model = {"num_partitions": 256, "num_sub_vectors": DIMENSION // 8, "ivf_centroids": ivf.centroids}
+    segments = [
+        dataset.create_index_uncommitted(
+            "vector", "IVF_PQ", name="near", fragment_ids=[fragment.fragment_id], pq_codebook=codebook, **model
+        )
+        for fragment in dataset.get_fragments()
+    ]
+    dataset.commit_existing_index_segments("near", "vector", segments)
+
+
+def measure_large(group: list[Server], folder: Path, seconds: float, rounds: int) -> tuple[str, list[list[bytes]]]:
+    """Return the cells of the table, and the answers of each server."""
+    asked = [(LARGE, body) for _, body in searches()]
+    earlier = [server.read_bytes() for server in group]
+    requests = [post(of_table(name, "query"), body) for name, body in asked]
+    found = [answers(server, asked[:40]) for server in group]
+    with balancer(group, folder) as front:
+        drive(front.address, cycle(requests), Load(CONNECTIONS, seconds))
+        read = [server.read_bytes() - before for server, before in zip(group, earlier, strict=True)]
+        before = sum(server.cpu_seconds() for server in group)
+        measured = [drive(front.address, cycle(requests), Load(CONNECTIONS, seconds)) for _ in range(rounds)]
+        cost = (sum(server.cpu_seconds() for server in group) - before) / sum(each.succeeded for each in measured)
+    kept = [kept_bytes(server, "Lance's pages") / 1e6 for server in group]
+    sizes = f"{max(kept):,.1f} MB | {sum(kept):,.1f} MB | {max(read) / 1e6:,.0f} MB"
+    return f"{sizes} | {words(measured)} | {cost * 1e6:,.0f} µs", found
+
+
+def run_large(cluster: PostgresServer, folder: Path, rows: int, seconds: float, rounds: int) -> None:
+    """Print the table of one large table, searched by one server and by several together."""
+    print(
+        "| servers | index kept by a server, at most | by all | read by a server, at most | searches | processor time |"
+    )
+    print("|---|---|---|---|---|---|")
+    settings = {"TILTYARD_VECTOR_CACHE_BYTES": "0", "TILTYARD_SPREAD_SEARCH_ROWS": "1"}
+    write_large(folder, rows)
+    expected: list[bytes] = []
+    for number in (1, 2, 4):
+        own = folder / f"{number}"
+        copytree(folder / f"{LARGE}.lance", own / "root" / f"{LARGE}.lance")
+        with servers(number, own, cluster.new_database(), is_shared=True, settings=settings) as group:
+            call_json(group[0].address, of_table(LARGE, "register"), {"location": f"{LARGE}.lance"})
+            time.sleep(12)  # each knows of the others
+            cells, found = measure_large(group, own, seconds, rounds)
+            expected = expected or found[0]
+            same = all(each == expected for each in found)
+            print(f"| {number} | {cells}{'' if same else ', **answers differ**'} |", flush=True)
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m bench.table_servers", description=__doc__)
     parser.add_argument("--rows", type=int, default=10_000, help="of each table [default: 10,000]")
     parser.add_argument("--rounds", type=int, default=2, help="[default: 2]")
     parser.add_argument("--seconds", type=float, default=4.0, help="of a round [default: 4]")
+    parser.add_argument("--large", type=int, default=0, help="rows of one table that is searched by all together")
     arguments = parser.parse_args()
+    if arguments.large:
+        with postgres_server() as cluster, tempfile.TemporaryDirectory() as name:
+            run_large(cluster, Path(name), arguments.large, arguments.seconds, arguments.rounds)
+        return
     print(
         "| servers | shared out | kept by a server, at most | by all | resident, at most | searches | processor time |"
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import threading
 from typing import TYPE_CHECKING
 
 import urllib3
@@ -42,6 +43,11 @@ FORWARDED_ROUTE = "forwarded"
 """What queries that another server has answered are counted as, among the routes (`tables/query/routes`)."""
 KEPT_CONNECTIONS = 32
 """Kept open to each server."""
+REPEATED_SHARE = 0.1
+"""Of the shares that are answered, how many may be asked of others, too, before their server has failed: where all are
+slow, since there is too much to do, to ask twice would double it."""
+MAX_REPEATS = 10
+"""Shares that may be asked of others at once, after a time without any."""
 _OWN_HEADERS = frozenset(
     b"accept-encoding connection content-length expect forwarded host keep-alive proxy-authorization proxy-connection "
     b"te trailer transfer-encoding upgrade via x-forwarded-for x-forwarded-host x-forwarded-proto x-request-id".split()
@@ -62,6 +68,7 @@ class Forwarding:
         timeout = urllib3.Timeout(connect=CONNECT_SECONDS, read=FIRST_BYTES_SECONDS)
         self.http = urllib3.PoolManager(maxsize=KEPT_CONNECTIONS, retries=False, timeout=timeout)
         self._breakers: dict[str, CircuitBreaker] = {}
+        self.repeats = Repeats()
         self._counts = services.route_counts
 
     def accept(self, exchange: Exchange) -> None:
@@ -165,6 +172,27 @@ def _is_by_vector(request: Any) -> bool:
     query = getattr(request, "query", None) or request
     vector = getattr(query, "vector", None)
     return bool(vector and vector.single_vector)
+
+
+class Repeats:
+    """How many shares may be asked of others, too, before their server has failed. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._allowed = float(MAX_REPEATS)
+
+    def note_answer(self) -> None:
+        """Note that a share was answered."""
+        with self._lock:
+            self._allowed = min(self._allowed + REPEATED_SHARE, MAX_REPEATS)
+
+    def take(self) -> bool:
+        """Return whether one more may be, and count it."""
+        with self._lock:
+            if self._allowed < 1:
+                return False
+            self._allowed -= 1
+            return True
 
 
 class ForwardedAnswer:

@@ -44,6 +44,10 @@ class SubQueries:
         """Return whether a server has answered lately; of one that has not, now and then one caller may ask it."""
         return not self._forwarding.breaker(url).try_enter()
 
+    def may_repeat(self) -> bool:
+        """Return whether a share may be asked of others, too, whose server is slow; it counts as done."""
+        return self._forwarding.repeats.take()
+
     def note_slow(self, url: str) -> None:
         """Note that others have answered in a server's place, since it did not in time."""
         self._forwarding.breaker(url).fail()
@@ -74,6 +78,7 @@ class SubQueries:
             breaker.fail()
             raise ServiceUnavailableError(f"The server {url} does not answer: {error}") from error
         breaker.succeed()
+        self._forwarding.repeats.note_answer()
         if response.status in _REFUSALS:
             raise _REFUSALS[response.status](f"The server {url} refuses its part of this search: {_reason(response)}")
         if response.status != 200:

@@ -36,7 +36,8 @@ ANSWERED_FOR = b"tiltyard:segments"
 MAX_SEGMENTS = 256
 """Segments of an index that are shared out: they are ranked for each search, and named in a header."""
 MIN_PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 0.25, 2.0
-"""How long a server is waited for, at least, and where no other has answered, before others are asked in its place.
+"""How long a server is waited for before others are asked in its place: at least, and where no other has answered yet,
+or many were asked twice already.
 
 Shares of one search are alike: what the others took says more than any figure of other tables, or of an hour ago.
 """
@@ -131,6 +132,8 @@ class _Share:
     segments: tuple[str, ...]
     answer: Future[pa.Table]
     others: list[tuple[tuple[str, ...], Future[pa.Table]]] | None = None
+    is_repeatable: bool | None = None
+    """Whether others may be asked while its server has not failed; None before that was asked."""
     found: list[pa.Table] = field(default_factory=list)
 
     def running(self) -> list[Future[pa.Table]]:
@@ -207,7 +210,7 @@ class _Collecting:
             self._note_time()
             return [found]
         if share.others is None:
-            if not share.answer.done() and self._patience_left > 0:
+            if not share.answer.done() and not self._is_late(share):
                 return None
             self._ask_others(share)
         others = share.others or []
@@ -219,6 +222,14 @@ class _Collecting:
         if not share.answer.done():
             self.sub_queries.note_slow(share.url)
         return share.found
+
+    def _is_late(self, share: _Share) -> bool:
+        """Return whether others are asked, though a server may still answer."""
+        if self._patience_left > 0:
+            return False
+        if share.is_repeatable is None:
+            share.is_repeatable = self.sub_queries.may_repeat()
+        return share.is_repeatable or monotonic() - self.started > MAX_PATIENCE_SECONDS
 
     def _ask_others(self, share: _Share) -> None:
         """Ask the second server of each segment of a share, or search it here."""

@@ -37,12 +37,16 @@ class Servers:
         self.asked: list[tuple[str, tuple[str, ...]]] = []
         self.here: list[str] = []
         self.slow: list[str] = []
+        self.repeats = True
 
     def ranked(self, path: Sequence[str]) -> list[Server]:
         return rank(SERVERS, path)
 
     def may_ask(self, url: str) -> bool:
         return self.behaviour.get(url) != "paused"
+
+    def may_repeat(self) -> bool:
+        return self.repeats
 
     def note_slow(self, url: str) -> None:
         self.slow.append(url)
@@ -102,6 +106,19 @@ def test_a_server_that_does_not_answer_in_time_is_slow_and_others_answer(monkeyp
         assert servers.collect() == [*range(30)]
         assert time.monotonic() - started < 10
         assert servers.slow == ["http://b"]
+    finally:
+        stalled.set()
+
+
+def test_others_are_asked_later_where_many_servers_were_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_shares, "MIN_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(segment_shares, "MAX_PATIENCE_SECONDS", 0.5)
+    stalled, servers = threading.Event(), Servers()
+    servers.behaviour["http://b"], servers.repeats = stalled, False
+    started = time.monotonic()
+    try:
+        assert servers.collect() == [*range(30)]
+        assert time.monotonic() - started >= 0.5
     finally:
         stalled.set()
 

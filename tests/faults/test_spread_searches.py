@@ -7,11 +7,9 @@ import signal
 import sqlite3
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +22,10 @@ from lance.indices import IndicesBuilder
 from tests.faults.conftest import wait_until
 from tests.services.ports import reserve_two_ports
 from tests.services.secured import make_keys
+from tests.services.segments import owned_in_turn
 from tests.services.server import LOOPBACK, ServerProcess
 from tests.services.wire import Wire
 from tiltyard.api.execution.forwarding import FORWARDED, SEGMENTS
-from tiltyard.catalog.table_servers import Server, rank
 
 ROWS, DIMENSION, FRAGMENTS, SEGMENTS_OF_TABLE = 4200, 16, 12, 6
 GENERATOR = np.random.default_rng(3)
@@ -80,14 +78,6 @@ def index(uri: str, kind: str, metric: str, owners: Iterator[str]) -> None:
     dataset.commit_existing_index_segments("near", "vector", segments)
     dataset.delete("id % 31 = 4")
     lance.write_dataset(rows(200, ROWS), uri, mode="append", max_rows_per_file=100)
-
-
-def owned_in_turn(table_id: int, urls: list[str]) -> Iterator[str]:
-    """Yield ids of segments that the servers have in turn."""
-    servers = [Server(url, 1) for url in urls]
-    for url in cycle(urls):
-        ids = iter(lambda: str(uuid.uuid4()), "")
-        yield next(id_ for id_ in ids if rank(servers, (str(table_id), id_))[0].url == url)
 
 
 def name_of(kind: str, metric: str) -> str:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
-from tiltyard.api.execution.forwarding import MAX_REPEATS, Repeats
+from tiltyard.api.execution.forwarding import MAX_REPEATS, REPEATED_SHARE, Repeats
 from tiltyard.api.execution.query import QueryExecution
 from tiltyard.config import Settings
 from tiltyard.context import Context
@@ -41,12 +41,12 @@ def test_a_share_runs_while_all_threads_of_queries_wait_for_others() -> None:
             done.set()
 
 
-def test_one_share_of_ten_may_be_asked_of_others_and_a_few_at_once() -> None:
+def test_a_share_of_those_that_are_answered_may_be_asked_of_others_and_a_few_at_once() -> None:
     repeats = Repeats()
     assert sum(repeats.take() for _ in range(3 * MAX_REPEATS)) == MAX_REPEATS
-    for _ in range(101):  # of sums of 0.1
-        repeats.note_answer()
-    assert sum(repeats.take() for _ in range(3 * MAX_REPEATS)) == MAX_REPEATS
-    for _ in range(21):
+    for _ in range(int(2.5 / REPEATED_SHARE)):
         repeats.note_answer()
     assert sum(repeats.take() for _ in range(3 * MAX_REPEATS)) == 2
+    for _ in range(int(9 * MAX_REPEATS / REPEATED_SHARE)):
+        repeats.note_answer()
+    assert sum(repeats.take() for _ in range(3 * MAX_REPEATS)) == MAX_REPEATS

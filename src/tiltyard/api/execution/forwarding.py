@@ -43,10 +43,10 @@ FORWARDED_ROUTE = "forwarded"
 """What queries that another server has answered are counted as, among the routes (`tables/query/routes`)."""
 KEPT_CONNECTIONS = 32
 """Kept open to each server."""
-REPEATED_SHARE = 0.1
+REPEATED_SHARE = 0.02
 """Of the shares that are answered, how many may be asked of others, too, before their server has failed: where all are
-slow, since there is too much to do, to ask twice would double it."""
-MAX_REPEATS = 10
+slow, since there is too much to do, to ask twice would double it, and have two servers keep what one should."""
+MAX_REPEATS = 3
 """Shares that may be asked of others at once, after a time without any."""
 _OWN_HEADERS = frozenset(
     b"accept-encoding connection content-length expect forwarded host keep-alive proxy-authorization proxy-connection "

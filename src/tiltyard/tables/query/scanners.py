@@ -32,6 +32,7 @@ _NATIVE_OPTIONS = frozenset(
         "fast_search",
         "filter",
         "full_text_query",
+        "index_segments",
         "io_buffer_size",
         "limit",
         "nearest",

@@ -35,7 +35,7 @@ ANSWERED_FOR = b"tiltyard:segments"
 """The metadata of an answer's schema that names its segments: a server that does not know of them answers for all."""
 MAX_SEGMENTS = 256
 """Segments of an index that are shared out: they are ranked for each search, and named in a header."""
-MIN_PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 0.25, 2.0
+MIN_PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 0.5, 2.0
 """How long a server is waited for before others are asked in its place: at least, and where no other has answered yet,
 or many were asked twice already.
 

@@ -19,19 +19,21 @@ from lance.fragment import write_fragments
 from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExistsError
 
 from tiltyard.change_feed.table_history import ids_of_field
+from tiltyard.runtime.cache import lasting_facts
 from tiltyard.runtime.durability import WrittenFile
 from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.runtime.pool import run_together
 from tiltyard.storage.errors import is_conflict, lance_errors, may_have_committed
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifests.manifest_format import column_ids
-from tiltyard.storage.manifests.next_manifest import make_first_manifest, make_next_manifest
+from tiltyard.storage.manifests.next_manifest import make_append, make_first_manifest, make_next_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from lance.fragment import FragmentMetadata
 
+    from tiltyard.runtime.pool import Started
     from tiltyard.storage.commit_route import Check, CommitRoute
     from tiltyard.storage.files import Files
     from tiltyard.storage.manifests.next_manifest import NextManifest
@@ -246,21 +248,74 @@ def commit_made_here(
     earlier = {number: content for number, content in manifests.items() if number != version}
     reach(Point.BEFORE_RECORD)
     made = make_next_manifest(manifests[version], version, transaction, earlier)
+    return None if made is None else _put_and_commit(storage, location, version + 1, made, {}, commit_route)
+
+
+def write_and_commit_made_here(
+    storage: Storage,
+    location: str,
+    manifest: bytes,
+    version: int,
+    groups: Sequence[pa.Table],
+    properties: Mapping[str, str],
+    commit_route: CommitRoute,
+    is_in_storage: Started[bool] | None,
+) -> tuple[UnopenedVersion, list[FragmentMetadata]] | None:
+    """Append rows as `commit_made_here` does, and put their data files together with the manifest: a round trip less.
+
+    `manifest` is that of `version`, the latest one; where it turns out that storage does not have it, and where
+    `commit_made_here` returns None, nothing is left. Tables of several schemas become a fragment each.
+    """
+    reach(Point.BEFORE_RECORD)
+    made = make_append(manifest, version, groups, properties)
     if made is None:
         return None
+    data = {f"{location}/data/{name}": content for name, content in made.files.items()}
+    try:
+        committed = _put_and_commit(storage, location, version + 1, made.manifest, data, commit_route, is_in_storage)
+    except BaseException as error:
+        if error in commit_route.refusals:
+            discard(storage, location, made.fragments)
+        else:
+            discard_after_error(storage, location, made.fragments, error)
+        raise
+    return None if committed is None else (committed, made.fragments)
+
+
+def _put_and_commit(
+    storage: Storage,
+    location: str,
+    version: int,
+    made: NextManifest,
+    data: Mapping[str, bytes],
+    commit_route: CommitRoute,
+    is_in_storage: Started[bool] | None = None,
+) -> UnopenedVersion | None:
+    """Put all objects of a version at once, and record it.
+
+    None if that conflicts, or if the version before it is not in storage: the objects are deleted again.
+    """
     files, staged = storage.files(location), f"{location}/_versions/{made.name}-{uuid4()}"
-    objects = {staged: made.content, f"{location}/_transactions/{made.transaction_name}": made.transaction}
+    objects = {**data, staged: made.content, f"{location}/_transactions/{made.transaction_name}": made.transaction}
     with lance_errors(location):
         _put_all(files, objects)
-    entry = {"id": list(commit_route.table_id), "version": version + 1, "manifest_path": staged}
+    entry = {"id": list(commit_route.table_id), "version": version, "manifest_path": staged}
     try:
+        if is_in_storage is not None and not is_in_storage.result():
+            raise ConcurrentModificationError("The folder of the table was restored.")
         commit_route.client.commit_content({**entry, "manifest_size": len(made.content)}, made.content)
     except ConcurrentModificationError:
         with lance_errors(location):
             files.delete(list(objects))
         return None
     reach(Point.AFTER_FINALIZE)
-    return UnopenedVersion(storage, location, version + 1, made)
+    lasting_facts.put(manifest_key(staged), made.content)
+    return UnopenedVersion(storage, location, version, made)
+
+
+def manifest_key(staged: str) -> tuple[str, str]:
+    """Return the key of `lasting_facts` for the manifest that was staged by a name, which no other has."""
+    return "committed manifest", staged.rpartition("/")[2]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from tiltyard.config import Settings
 from tiltyard.context import Context
 from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
+from tiltyard.runtime.cache import lasting_facts
 from tiltyard.storage import Storage, StorageError, writing
 from tiltyard.storage.caches import shared_snapshots
 from tiltyard.storage.manifests.next_manifest import NextManifest
@@ -350,7 +351,12 @@ ONE_INSERT = {
 }
 
 
-def test_objects_insert_makes_its_manifest_here(counted: Context, proxy: S3Proxy) -> None:
+AT_ONCE = {name: count for name, count in ONE_INSERT.items() if name != "GET manifest"}
+"""Of one after another insert of this process, which has the manifest; all puts but the last are sent together."""
+
+
+@pytest.mark.parametrize("is_manifest_known", [False, True])
+def test_objects_insert_makes_its_manifest_here(counted: Context, proxy: S3Proxy, is_manifest_known: bool) -> None:
     """And it is as if Lance had made it: with the index, the deletions, the row ids and the transaction."""
     location = create(counted, storage_options={"new_table_enable_stable_row_ids": "true"})
     dataset = lance.dataset(location, storage_options=counted.storage.options(location))
@@ -358,8 +364,12 @@ def test_objects_insert_makes_its_manifest_here(counted: Context, proxy: S3Proxy
     delete_from_table(counted, models.DeleteFromTableRequest(id=["t"], predicate="id = 0"))
     insert(counted, 10)
     version: list[int | None] = []
+    if not is_manifest_known:
+        lasting_facts.clear()
     requests = requests_of(counted, proxy, lambda: version.append(insert(counted, 11)))
-    assert requests == {**ONE_INSERT, "GET manifest": 2}  # Lance reads which indexes there are
+    # without the manifest, Lance reads which indexes there are, too
+    assert requests == (AT_ONCE if is_manifest_known else {**ONE_INSERT, "GET manifest": 2})
+    assert counted.services.append_counts.read().get("at_once", 0) == is_manifest_known
     assert version == [5]
     latest = lance.dataset(location, storage_options=counted.storage.options(location))
     assert latest.version == 5
@@ -373,23 +383,44 @@ def test_objects_insert_makes_its_manifest_here(counted: Context, proxy: S3Proxy
     assert latest.count_rows() == 5
 
 
+def test_objects_inserts_after_each_other_put_rows_and_manifest_at_once(counted: Context, proxy: S3Proxy) -> None:
+    location = create(counted)
+    insert(counted, 10)
+    assert requests_of(counted, proxy, lambda: insert(counted, 11)) == ONE_INSERT
+    for number in (12, 13):
+        proxy.drain()
+        proxy.delay = 0.1
+        assert requests_of(counted, proxy, partial(insert, counted, number)) == AT_ONCE
+        proxy.delay = 0.0
+    assert counted.services.append_counts.read() == {"lance": 1, "made_here": 1, "at_once": 2}
+    dataset = lance.dataset(location, storage_options=counted.storage.options(location))
+    dataset.validate()
+    assert sorted(dataset.to_table()["id"].to_pylist()) == [0, 1, 2, 10, 11, 12, 13]
+    assert count_served(counted) == 7
+
+
+@pytest.mark.parametrize("maker", ["make_next_manifest", "make_append"])
 def test_objects_insert_that_another_server_overtakes_is_made_again_on_top(
-    counted: Context, other_machine: Context, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+    counted: Context, other_machine: Context, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch, maker: str
 ) -> None:
     location = create(counted)
     insert(counted, 10)
     assert requests_of(counted, proxy, lambda: insert(counted, 9)) == ONE_INSERT
-    make = writing.make_next_manifest
+    if maker == "make_next_manifest":
+        lasting_facts.clear()
+    make = getattr(writing, maker)
 
     def overtake(*arguments: Any) -> Any:
-        monkeypatch.setattr(writing, "make_next_manifest", make)
+        monkeypatch.setattr(writing, maker, make)
         assert insert(other_machine, 11) == 4
         return make(*arguments)
 
-    monkeypatch.setattr(writing, "make_next_manifest", overtake)
+    monkeypatch.setattr(writing, maker, overtake)
     assert insert(counted, 12) == 5
     assert count(counted, location) == 7
     assert counted.services.append_counts.read() == {"made_here": 1, "lance": 2}, "Lance rebases what is overtaken"
+    data = counted.storage.files(location).list_names(f"{location}/data")
+    assert len(data) == 5, "what was put at once and lost is deleted"
     other_machine.services.commit_log.flush()
     counted.services.commit_log.flush()
     assert all(name.endswith(".manifest") for name in names_of_versions(counted, location))

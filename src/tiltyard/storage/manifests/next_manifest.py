@@ -15,11 +15,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import lance
+from lance.fragment import write_fragments
 
 from tiltyard.storage.manifests.manifest_format import NamingScheme, manifest_name, message_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
+    from lance.fragment import FragmentMetadata
 
 log = logging.getLogger("tiltyard.versions")
 
@@ -70,6 +74,42 @@ def make_next_manifest(
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class MadeAppend:
+    """Rows as data files by their names, and the manifest of the version that they make."""
+
+    manifest: NextManifest
+    fragments: list[FragmentMetadata]
+    files: Mapping[str, bytes]
+
+
+def make_append(
+    latest: bytes, version: int, groups: Sequence[pa.Table], properties: Mapping[str, str]
+) -> MadeAppend | None:
+    """Write rows and commit them to a copy of the latest version's manifest, without a request to storage.
+
+    Tables of several schemas become a fragment each. None where `make_next_manifest` returns None, and where rows have
+    files besides those that the manifest names, as large blobs have.
+    """
+    if COMMIT_HOOKS.encode() in latest:
+        return None
+    try:
+        with tempfile.TemporaryDirectory(prefix="tiltyard-append-") as folder:
+            dataset = _open_copy(folder, {version: latest})
+            fragments = [each for rows in groups for each in write_fragments(rows, dataset, mode="append")]
+            operation = lance.LanceOperation.Append(fragments)
+            transaction = lance.Transaction(version, operation, transaction_properties=dict(properties))
+            lance.LanceDataset.commit(dataset, transaction, max_retries=0)
+            paths = sorted(Path(folder, "data").iterdir())
+            if [path.name for path in paths] != sorted(file.path for each in fragments for file in each.files):
+                return None
+            files = {path.name: path.read_bytes() for path in paths}
+            return MadeAppend(_read_manifest(folder, version + 1), fragments, files)
+    except Exception as error:  # noqa: BLE001  # the same
+        log.info("an append is written to storage first: %s", error)
+        return None
+
+
 def make_first_manifest(transaction: lance.Transaction, *, stable_row_ids: bool) -> NextManifest:
     """Commit a transaction as the first version of a table. Raises what Lance raises."""
     with tempfile.TemporaryDirectory(prefix="tiltyard-commit-") as folder:
@@ -79,12 +119,17 @@ def make_first_manifest(transaction: lance.Transaction, *, stable_row_ids: bool)
         return _read_manifest(folder, 1)
 
 
-def _commit_in(folder: str, manifests: Mapping[int, bytes], transaction: lance.Transaction) -> NextManifest:
+def _open_copy(folder: str, manifests: Mapping[int, bytes]) -> lance.LanceDataset:
+    """Write manifests to a folder, and open the latest version, which has no files there."""
     versions = Path(folder, "_versions")
     versions.mkdir()
     for version, manifest in manifests.items():
         (versions / manifest_name(version, NamingScheme.V2)).write_bytes(manifest)
-    lance.LanceDataset.commit(lance.dataset(folder), transaction, max_retries=0)
+    return lance.dataset(folder)
+
+
+def _commit_in(folder: str, manifests: Mapping[int, bytes], transaction: lance.Transaction) -> NextManifest:
+    lance.LanceDataset.commit(_open_copy(folder, manifests), transaction, max_retries=0)
     return _read_manifest(folder, max(manifests) + 1)
 
 

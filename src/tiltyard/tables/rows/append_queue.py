@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -28,13 +29,21 @@ from tiltyard.storage.writing import (
     count_rows,
     discard,
     discard_after_error,
+    write_and_commit_made_here,
     write_rows,
 )
 from tiltyard.store import AppendNotWaitingError, RequestClaim
 from tiltyard.tables.commits.idempotency_marks import marks
 from tiltyard.tables.contracts.incoming_rows import AppendContract
 from tiltyard.tables.keys.checked_appends import check_append
-from tiltyard.tables.rows.append_routes import AppendRoute, log_route, why_not_made_here, why_not_queued
+from tiltyard.tables.rows.append_routes import (
+    AppendRoute,
+    find_made_manifest,
+    log_route,
+    why_not_at_once,
+    why_not_made_here,
+    why_not_queued,
+)
 from tiltyard.tables.rows.conflict_retry import ConflictRetry
 from tiltyard.tables.rows.first_version import add_first_columns, create_first_version, standardize_map_names
 from tiltyard.tables.rows.schema_adapter import SchemaAdapter, find_adapter
@@ -42,12 +51,14 @@ from tiltyard.tables.rows.shared_appends import QueuedRows, SharedQueue, decode_
 from tiltyard.tables.rows.write_target import WriteBase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Future
+    from contextlib import AbstractContextManager
 
     import lance
     from lance.fragment import FragmentMetadata
 
+    from tiltyard.storage.commit_route import CommitRoute
     from tiltyard.store import QueuedAppend
     from tiltyard.tables.contracts.incoming_rows import IncomingContract
     from tiltyard.tables.keys.checked_appends import CheckedAppend
@@ -252,16 +263,21 @@ def _append_with_retry(
             claims = tuple(claim for append in appends for claim in append.claims)
             ctx = structs.replace(target.ctx, claims=claims, checked_rows=_found_by_contract(target, appends))
             target = replace(target, ctx=ctx)
-            with target.looking_up(base) as opened:
-                written = _write_rows(target, _group_by_schema(rows), base.dataset)
-            if not _is_in_storage(target, opened, written):
-                continue
+            lock = partial(_hold_commits, target, retry, queued)
+            written: list[FragmentMetadata] = []
             try:
-                lock = target.ctx.storage.locks.hold(LockKind.COMMITS, target.key, retry.remaining_seconds)
-                with lock if queued is None else nullcontext():
-                    committed = _commit_fragments(
-                        target, base, appends, written, retry, checked, opened.manifest, queued
-                    )
+                at_once = _commit_at_once(target, base, appends, rows, lock, checked, queued)
+                if at_once is None:
+                    with target.looking_up(base) as opened:
+                        written = _write_rows(target, _group_by_schema(rows), base.dataset)
+                    if not _is_in_storage(target, opened, written):
+                        continue
+                    with lock():
+                        committed = _commit_fragments(
+                            target, base, appends, written, retry, checked, opened.manifest, queued
+                        )
+                else:
+                    committed, written = at_once
             except AppendNotWaitingError:
                 discard(target.ctx.storage, target.base, written)
                 raise
@@ -437,17 +453,85 @@ def _group_by_schema(rows: Iterable[pa.Table | None]) -> list[list[pa.Table]]:
     return [tables for _, tables in groups]
 
 
+def _join_rows(groups: Iterable[list[pa.Table]]) -> Iterator[pa.Table]:
+    """Yield the rows of each group that has any as one table, as Lance writes them."""
+    for tables in groups:
+        rows = pa.concat_tables(tables)
+        if rows.num_rows:
+            yield rows.combine_chunks().unify_dictionaries()
+
+
+def _hold_commits(
+    target: WriteTarget, retry: ConflictRetry, queued: tuple[str, list[str]] | None
+) -> AbstractContextManager[None]:
+    """Hold the lock of commits to the table on this machine; queued appends need none."""
+    if queued is not None:
+        return nullcontext()
+    return target.ctx.storage.locks.hold(LockKind.COMMITS, target.key, retry.remaining_seconds)
+
+
+def _route_of(
+    target: WriteTarget, checked: CheckedAppend | None, queued: tuple[str, list[str]] | None
+) -> CommitRoute | None:
+    """Return the route of a commit, with what it has to know of the appends."""
+    route = target.commit_route
+    if checked is not None and route is not None:
+        route.checked_appends.append(checked)
+    if queued is not None and route is not None:
+        route.queued_appends.append(queued)
+    return route
+
+
+def _marks_of(appends: Iterable[Append]) -> dict[str, str]:
+    """Return the transaction properties of a commit, which name the requests that it fulfils."""
+    return marks({claim.id: append.num_rows for append in appends for claim in append.claims})
+
+
+def _commit_at_once(
+    target: WriteTarget,
+    base: WriteBase,
+    appends: Sequence[Append],
+    rows: Sequence[pa.Table | None],
+    lock: Callable[[], AbstractContextManager[None]],
+    checked: CheckedAppend | None,
+    queued: tuple[str, list[str]] | None,
+) -> tuple[UnopenedVersion, list[FragmentMetadata]] | None:
+    """Put rows and the next manifest at the same time; return the version and its fragments, or None: nothing is left.
+
+    Raises what a commit raises.
+    """
+    groups = list(_join_rows(_group_by_schema(rows)))
+    if not groups:
+        return None
+    with lock():
+        manifest = find_made_manifest(target, base.version)
+        obstacle = why_not_at_once(target, base.version, rows, manifest)
+        route = _route_of(target, checked, queued)
+        if obstacle is not None or manifest is None or route is None:
+            log_route(target, AppendRoute.AT_ONCE, obstacle)
+            return None
+        committed = write_and_commit_made_here(
+            target.ctx.storage,
+            target.location,
+            manifest,
+            base.version,
+            groups,
+            _marks_of(appends),
+            route,
+            target.look_for(base),
+        )
+    log_route(target, AppendRoute.AT_ONCE, None if committed else "another commit came first, or Lance has to make it")
+    return committed
+
+
 def _write_rows(
     target: WriteTarget, groups: Iterable[list[pa.Table]], dataset: lance.LanceDataset
 ) -> list[FragmentMetadata]:
     """Write in-memory rows: one fragment for all that have the same schema."""
     written: list[FragmentMetadata] = []
     try:
-        for tables in groups:
-            rows = pa.concat_tables(tables)
-            if rows.num_rows:
-                adapted = rows.combine_chunks().unify_dictionaries()
-                written += write_rows(target.ctx.storage, adapted, dataset, target.base)
+        for rows in _join_rows(groups):
+            written += write_rows(target.ctx.storage, rows, dataset, target.base)
     except BaseException:
         discard(target.ctx.storage, target.base, written)
         raise
@@ -472,12 +556,7 @@ def _commit_fragments(
     if not fragments:
         return None
     read_version = min([base.version, *(append.read_version for append in appends if append.fragments)])
-    properties = marks({claim.id: append.num_rows for append in appends for claim in append.claims})
-    route = target.commit_route
-    if checked is not None and route is not None:
-        route.checked_appends.append(checked)
-    if queued is not None and route is not None:
-        route.queued_appends.append(queued)
+    properties, route = _marks_of(appends), _route_of(target, checked, queued)
     obstacle = why_not_made_here(target, base.version, read_version, manifest)
     if obstacle is None and route is not None and manifest is not None:
         transaction = append_transaction(fragments, read_version, properties)

@@ -2,7 +2,10 @@
 
 - **queued**: as one version with the appends of other servers that write to the table, too (`shared_appends`): the one
   whose turn it is commits it in one of the other ways;
-- **made here**: this process makes the next manifest from the latest one, and puts it with one request;
+- **at once**: this process has made the latest manifest, and from that it makes the data files and the next manifest,
+  and puts all of them at the same time: two round trips to an object store, with that of the final name;
+- **made here**: the rows are written while the latest manifest is read, and then this process makes the next manifest
+  from it, and puts that with one request: three round trips;
 - **Lance**: `lance.LanceDataset.commit`, which lists versions and reads what it has written, and can do all there is.
 
 They are tried in this order, and the first without an obstacle commits. At the level debug the log `tiltyard.appends`
@@ -15,7 +18,9 @@ import logging
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from tiltyard.runtime.cache import lasting_facts
 from tiltyard.storage.locations import is_local
+from tiltyard.storage.writing import manifest_key
 from tiltyard.tables.versions.records import recorded_latest
 
 if TYPE_CHECKING:
@@ -27,6 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tiltyard.appends")
 
+MAX_AT_ONCE_BYTES = 4 << 20
+"""Bytes of rows whose files are made in memory: of more, a round trip is a small part of the time that they take."""
 MAX_QUEUED_BYTES = 256 << 10
 """Bytes of rows that go through the catalog: larger appends are committed by their own server."""
 
@@ -35,6 +42,7 @@ class AppendRoute(StrEnum):
     """A way to commit appends."""
 
     QUEUED = "queued"
+    AT_ONCE = "at_once"
     MADE_HERE = "made_here"
     LANCE = "lance"
 
@@ -70,6 +78,32 @@ def why_not_queued(target: WriteTarget, rows: Sequence[pa.Table | None], tables:
     if len(sizes) < len(rows):
         return "rows are in files already"
     return f"rows have more than {MAX_QUEUED_BYTES} bytes" if sum(sizes) > MAX_QUEUED_BYTES else None
+
+
+def find_made_manifest(target: WriteTarget, version: int) -> bytes | None:
+    """Return the manifest of a version, if it is the latest and this process has made it."""
+    recorded = recorded_latest(target.ctx, target.record, target.branch)
+    if recorded is None or recorded.version != version:
+        return None
+    made: bytes | None = lasting_facts.get(manifest_key(recorded.staged_path))
+    return made
+
+
+def why_not_at_once(
+    target: WriteTarget, version: int, rows: Sequence[pa.Table | None], manifest: bytes | None
+) -> str | None:
+    """Return why the files and the manifest of appends are not put at the same time; None if that is tried.
+
+    `rows` are those of each append, None where they are in files; `manifest` is that of `version`, if it is known.
+    """
+    if manifest is None:
+        return "this process has not made the latest manifest"
+    sizes = [int(table.nbytes) for table in rows if table is not None]
+    if len(sizes) < len(rows):
+        return "rows are in files already"
+    if sum(sizes) > MAX_AT_ONCE_BYTES:
+        return f"rows have more than {MAX_AT_ONCE_BYTES} bytes"
+    return why_not_made_here(target, version, version, manifest)
 
 
 def why_not_made_here(target: WriteTarget, version: int, read_version: int, manifest: bytes | None) -> str | None:

@@ -189,14 +189,14 @@ class WriteTarget:
         if not self.record.managed or not self.branch.is_main or is_local(self.location):
             yield OpenedVersion(None, None)
             return
-        storage, (dataset, version, was_asked_for) = self.ctx.storage, base
-        manifest = start_soon(partial(storage.manifests.read_latest, self.location, version))
-        is_there = (
-            None
-            if was_asked_for
-            else start_soon(partial(storage.datasets.is_in_storage, self.location, dataset, version))
-        )
-        yield OpenedVersion(manifest, is_there)
+        manifest = start_soon(partial(self.ctx.storage.manifests.read_latest, self.location, base.version))
+        yield OpenedVersion(manifest, self.look_for(base))
+
+    def look_for(self, base: WriteBase) -> Started[bool] | None:
+        """Begin to ask storage for a version on an object store; None if it was asked before."""
+        if base.was_asked_for:
+            return None
+        return start_soon(partial(self.ctx.storage.datasets.is_in_storage, self.location, base.dataset, base.version))
 
     def exclusive_dataset(self) -> lance.LanceDataset:
         """Open the latest version as a handle that is not shared: Lance locks the handle it reads transactions through.

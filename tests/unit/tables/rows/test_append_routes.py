@@ -9,8 +9,17 @@ import pyarrow as pa
 import pytest
 
 from tiltyard.model.branches import MAIN, Branch
+from tiltyard.runtime.cache import lasting_facts
+from tiltyard.storage.writing import manifest_key
 from tiltyard.tables.rows import append_routes
-from tiltyard.tables.rows.append_routes import MAX_QUEUED_BYTES, why_not_made_here, why_not_queued
+from tiltyard.tables.rows.append_routes import (
+    MAX_AT_ONCE_BYTES,
+    MAX_QUEUED_BYTES,
+    find_made_manifest,
+    why_not_at_once,
+    why_not_made_here,
+    why_not_queued,
+)
 
 SMALL = pa.table({"a": [1]})
 LARGE = pa.table({"a": pa.array(range(MAX_QUEUED_BYTES // 8 + 1))})
@@ -78,3 +87,30 @@ def test_why_not_made_here_is_told(  # a case of the table
     monkeypatch.setattr(append_routes, "recorded_latest", lambda *_: latest)
     found = why_not_made_here(target, 4, read_version, manifest)
     assert found is None if why is None else why in str(found)
+
+
+@pytest.mark.parametrize(
+    ("rows", "manifest", "why"),
+    [
+        ([pa.table({"a": [1]})], b"", None),
+        ([pa.table({"a": [1]})], None, "has not made the latest manifest"),
+        ([pa.table({"a": [1]}), None], b"", "in files already"),
+        ([pa.table({"a": ["x" * MAX_AT_ONCE_BYTES]})], b"", "more than"),
+    ],
+)
+def test_why_not_at_once_is_told(
+    rows: list[Any], manifest: bytes | None, why: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(append_routes, "recorded_latest", lambda *_: SimpleNamespace(version=4))
+    found = why_not_at_once(_target(), 4, rows, manifest)
+    assert found is None if why is None else why in str(found)
+
+
+def test_made_manifest_is_that_of_the_latest_version_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    lasting_facts.put(manifest_key("memory://t/_versions/4.manifest-a"), b"made")
+    latest = SimpleNamespace(version=4, staged_path="_versions/4.manifest-a")
+    monkeypatch.setattr(append_routes, "recorded_latest", lambda *_: latest)
+    assert find_made_manifest(_target(), 4) == b"made"
+    assert find_made_manifest(_target(), 3) is None
+    latest.staged_path = "_versions/4.manifest-b"
+    assert find_made_manifest(_target(), 4) is None

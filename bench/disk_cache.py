@@ -47,12 +47,11 @@ def fill(server: Server, vectors: Vectors) -> None:
     vector = {"column": "vec", "index_type": "IVF_PQ", "distance_type": "l2", "num_partitions": partitions}
     call_json(server.address, of_table(TABLE, "create_scalar_index"), {"column": "rank", "index_type": "BTREE"})
     call_json(server.address, of_table(TABLE, "create_index"), vector)
-    nearest = {"vector": {"single_vector": vectors.queries[0].tolist()}, "vector_column": "vec"}
-    query = {**nearest, "k": 1, "filter": "rank < 9"}
-    plan = ""
-    while "ANNSubIndex" not in plan or "ScalarIndexQuery" not in plan:
-        plan = call_json(server.address, of_table(TABLE, "explain_plan"), {"query": query})
-        time.sleep(0.5)
+    nearest = {"vector": {"single_vector": vectors.queries[0].tolist()}, "vector_column": "vec", "k": 1}
+    ranked = {"vector": {"single_vector": []}, "k": 1, "filter": "rank < 9"}
+    for query, node in ((nearest, "ANNSubIndex"), (ranked, "ScalarIndexQuery")):
+        while node not in call_json(server.address, of_table(TABLE, "explain_plan"), {"query": query}):
+            time.sleep(0.5)
 
 
 def requests(vectors: Vectors) -> dict[str, list[bytes]]:

@@ -158,9 +158,11 @@ def rows(first: int, total: int) -> pa.Table:
         ("_transactions/1-u.txn", Kind.SMALL),
         ("tree/b/data/a.lance", Kind.ROWS),
         ("tree/data/data/a.lance", Kind.ROWS),
-        ("_versions/1.manifest", Kind.MUTABLE),
-        ("tree/data/_versions/1.manifest", Kind.MUTABLE),
-        ("tree/x/data/_versions/1.manifest", Kind.MUTABLE),
+        ("_versions/1.manifest", Kind.MANIFEST),
+        ("tree/data/_versions/1.manifest", Kind.MANIFEST),
+        ("tree/x/data/_versions/1.manifest", Kind.MANIFEST),
+        ("_versions/1.manifest-0a1b", Kind.MUTABLE),
+        ("_versions/latest_version_hint.json", Kind.MUTABLE),
         ("tree/data/_refs/tags/t.json", Kind.MUTABLE),
         ("_refs/branches/data/x.json", Kind.MUTABLE),
         ("data/_versions/1.manifest", Kind.MUTABLE),
@@ -436,6 +438,20 @@ def test_scan_of_rows_is_few_requests_each_time(cache: Cache, bucket: Bucket) ->
         assert cache.read("t/data/file", 0, 4 * MIB) == content
         cache.settle()
         assert len(bucket.asked) == requests
+
+
+def test_manifest_is_kept_until_another_has_its_name(cache: Cache, bucket: Bucket) -> None:
+    key = "t/_versions/1.manifest"
+    for seed in (1, 2):
+        content = bucket.put(key, noise(1000, seed))
+        bucket.asked.clear()
+        for _ in range(3):  # what opens a version asks for the manifest's size, and gets it from the store
+            assert cache.ask(key, method="HEAD").status == 200
+            assert cache.read(key, 900, 1000) == content[900:]
+            cache.settle()
+        assert len(bucket.asked) == 1
+    bucket.delete(key)
+    assert cache.ask(key, method="HEAD").status == 404
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "gone", "folder gone", "swapped"])

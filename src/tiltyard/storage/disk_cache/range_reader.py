@@ -37,6 +37,7 @@ TAIL_BYTES = 256 << 10
 SEEN_SECONDS = 600.0
 """A block of rows that is read a second time within so long enters the cache."""
 _IMMUTABLE = re.compile(r"(?:tree/.+/)?(data|_indices|_deletions|_transactions)/.+")
+_MANIFEST = re.compile(r"(?:tree/.+/)?_versions/\d+\.manifest")
 _MUTABLE = re.compile(r"(?:^|/)(?:_versions|_refs)/")
 _Blocks: TypeAlias = "asyncio.Future[Mapping[int, Content]]"
 _Piece: TypeAlias = "tuple[int, Content | _Blocks]"
@@ -55,12 +56,17 @@ class Kind(Enum):
     INDEX = auto()
     SMALL = auto()
     """Deletions and transactions."""
+    MANIFEST = auto()
+    """Manifests of versions: that of another table of the same place may get the name. Each time a version is opened
+    the store is asked for its entity tag, and what is kept of another one is forgotten."""
     MUTABLE = auto()
-    """Manifests and references: another file may get their names. They are never kept."""
+    """References, staged manifests and all else: another file may get their names at any time. They are never kept."""
 
 
 def kind_of(path: str) -> Kind:
     """Tell what a file is by its path below its table's folder."""
+    if _MANIFEST.fullmatch(path):
+        return Kind.MANIFEST
     match = _IMMUTABLE.fullmatch(path)
     if match is None or _MUTABLE.search(path):
         return Kind.MUTABLE
@@ -225,7 +231,7 @@ class RangeReader:
 
     async def stat(self, file: RangeFile) -> FileStat:
         """Return the size and the entity tag of a file, as far as they are known. Raises what the store raises."""
-        if file.kind is not Kind.MUTABLE and file.blocks.size is not None:
+        if file.kind not in (Kind.MANIFEST, Kind.MUTABLE) and file.blocks.size is not None:
             return FileStat(file.blocks.size, file.blocks.e_tag or None)
         async with self._requests:
             stat = await file.table.files.stat_soon(file.location)
@@ -275,7 +281,8 @@ class RangeReader:
         }
         future.set_result(found)
         size = len(result.content)
-        if self._pending_bytes + size > MAX_PENDING_BYTES:
+        is_known = result.stat.e_tag is not None or file.kind is not Kind.MANIFEST
+        if self._pending_bytes + size > MAX_PENDING_BYTES or not is_known:
             self._landed(file, numbers)
             return
         self._pending_bytes += size

@@ -181,7 +181,7 @@ class Ranges:
 
     def wait(self) -> None:
         """Wait until is written what was read before."""
-        if self._server is not None:
+        if self._server is not None and self.is_serving:
             self._server.run(self._server.reader.settle())
         self._writer.submit(int).result()
 

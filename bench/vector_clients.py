@@ -1,6 +1,7 @@
 """Searches by vector in a process of its own, by Python threads: libraries without a server, and lancedb's client.
 
-A kind opens what it searches once, and is then measured by each number of callers.
+A kind opens what it searches once, and is then measured by each number of callers, or by filters. Qdrant's engine is
+one of them: it answers without HTTP, so that its rates are no server's.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,9 +20,14 @@ import lancedb
 from tests.conformance.packages import install
 
 from bench.embedded import together
-from bench.vector_subjects import CHECKED, NEAREST, QUERIES, TABLE, Matrix, Vectors
+from bench.vector_subjects import CHECKED, NEAREST, QUERIES, TABLE, Below, Matrix, Vectors, describe
 
-Search = Callable[[Matrix], list[int]]
+Search = Callable[..., list[int]]
+"""Returns the ids of the nearest to a query; one of Qdrant takes a filter besides."""
+Asked = tuple[Below | None, int]
+QDRANT_REQUIREMENTS = Path(__file__).with_name("qdrant.txt")
+QDRANT = Path(sys.prefix) / "qdrant"
+QDRANT_BATCH = 5_000
 MILVUS_REQUIREMENTS = Path(__file__).with_name("milvus.txt")
 MILVUS = Path(sys.prefix) / "milvus"
 MILVUS_BATCH = 5_000
@@ -110,11 +117,44 @@ def milvus_search(vectors: Vectors, _: str) -> Search:
     return search
 
 
+def qdrant_search(vectors: Vectors, _: str) -> Search:
+    """Qdrant's engine, HNSW as it comes, with an index of the columns that filters name."""
+    sys.path.insert(0, str(QDRANT / "python"))
+    import qdrant_edge as qdrant  # noqa: PLC0415  # of an environment of its own
+
+    folder = TemporaryDirectory()
+    parameters = qdrant.EdgeVectorParams(size=vectors.rows.shape[1], distance=qdrant.Distance.Euclid)
+    shard = qdrant.EdgeShard.create(folder.name, qdrant.EdgeConfig(vectors=parameters))
+    numbers = {"rank": vectors.ranks, "place": vectors.places}
+    for column in numbers:
+        shard.update(qdrant.UpdateOperation.create_field_index(column, qdrant.PayloadSchemaType.Integer))
+    for start in range(0, vectors.standing, QDRANT_BATCH):
+        points = [
+            qdrant.Point(row, vectors.rows[row].tolist(), {name: int(each[row]) for name, each in numbers.items()})
+            for row in range(start, min(start + QDRANT_BATCH, vectors.standing))
+        ]
+        shard.update(qdrant.UpdateOperation.upsert_points(points))
+    shard.optimize()
+
+    def search(query: Matrix, below: Below | None = None, _: TemporaryDirectory[str] = folder) -> list[int]:
+        chosen = None
+        if below is not None:
+            condition = qdrant.FieldCondition(below.column, range=qdrant.RangeFloat(lt=float(below.limit)))
+            chosen = qdrant.Filter(must=[condition])
+        nearest = qdrant.Query.Nearest(query.tolist())
+        found = shard.query(qdrant.QueryRequest(limit=NEAREST, query=nearest, filter=chosen))
+        return [point.id for point in found]
+
+    return search
+
+
+EDGE = "Qdrant (edge, in process, without HTTP)"
 LIBRARIES: dict[str, Callable[[Vectors, str], Search]] = {
     "pylance in one process": pylance_search,
     "LanceDB embedded, in one process": lancedb_search,
     "FAISS HNSW in one process": faiss_search,
     "Milvus Lite, HNSW, by its client": milvus_search,
+    EDGE: qdrant_search,
 }
 
 
@@ -128,20 +168,22 @@ def measure_client(
     open_search: Callable[[Vectors, str], Search],
     target: str,
     vectors: tuple[int, int],
-    callers: Sequence[int],
+    loads: Sequence[Asked],
     seconds: float,
 ) -> Iterator[str]:
     """Yield the lines of the table for a client; `vectors` are the rows and dimension that they are made from."""
     if open_search is milvus_search:
         install(MILVUS, MILVUS_REQUIREMENTS)
+    if open_search is qdrant_search:
+        install(QDRANT, QDRANT_REQUIREMENTS)
     spawn = multiprocessing.get_context("spawn")
     receiver, sender = spawn.Pipe(duplex=False)
-    process = spawn.Process(target=_search, args=(open_search, target, vectors, callers, seconds, sender))
+    process = spawn.Process(target=_search, args=(open_search, target, vectors, loads, seconds, sender))
     process.start()
     sender.close()
-    for number in callers:
+    for below, number in loads:
         rate, found = receiver.recv()
-        yield f"| all | {number} | {name} | {rate:,.0f}/s | {found:.3f} | | |"
+        yield f"| {describe(below, vectors[0])} | {number} | {name} | {rate:,.0f}/s | {found:.3f} | | |"
     process.join()
 
 
@@ -149,16 +191,21 @@ def _search(
     open_search: Callable[[Vectors, str], Search],
     target: str,
     shape: tuple[int, int],
-    callers: Sequence[int],
+    loads: Sequence[Asked],
     seconds: float,
     answer: Any,
 ) -> None:
-    """Search in this process by threads, and send the rate and the recall of each number of callers."""
+    """Search in this process by threads, and send the rate and the recall of each load."""
     vectors = Vectors.make(*shape)
     search = open_search(vectors, target)
-    expected = vectors.nearest()
-    for number in callers:
-        rate = together(lambda turn: search(vectors.queries[turn % QUERIES]), number, seconds, 0.5)
-        pairs = zip(vectors.queries, expected, strict=False)
-        found = sum(len(nearest & set(search(query))) for query, nearest in pairs) / (NEAREST * CHECKED)
+    for below, number in loads:
+        chosen = {} if below is None else {"below": below}
+        ask = partial(search, **chosen)
+        rate = together(partial(_ask, ask, vectors.queries), number, seconds, 0.5)
+        pairs = zip(vectors.queries, vectors.nearest(below), strict=False)
+        found = sum(len(nearest & set(ask(query))) for query, nearest in pairs) / (NEAREST * CHECKED)
         answer.send((rate, found))
+
+
+def _ask(search: Search, queries: Matrix, turn: int) -> object:
+    return search(queries[turn % QUERIES])

@@ -47,6 +47,15 @@ class Below:
     limit: int
 
 
+FILTERS = {"rank": "at random", "place": "along the vectors"}
+"""Columns that filters select by, and how the rows that they leave lie."""
+
+
+def describe(below: Below | None, rows: int) -> str:
+    """Return which of so many rows a filter leaves."""
+    return "all" if below is None else f"{below.limit / rows:.1%}, {FILTERS[below.column]}"
+
+
 @dataclass(frozen=True, slots=True)
 class Vectors:
     """Rows, each with numbers that filters select by, and queries. Shapes: (rows, dimension), (rows,), (QUERIES, …).

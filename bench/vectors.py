@@ -23,15 +23,25 @@ from statistics import median
 from bench.load import Load
 from bench.rounds import Side
 from bench.servers import Server
-from bench.vector_clients import LIBRARIES, lancedb_client, measure_client
-from bench.vector_subjects import CHECKED, NEAREST, TABLE, Below, Chroma, Matrix, Subject, Tiltyard, Vectors
+from bench.vector_clients import EDGE, LIBRARIES, Asked, lancedb_client, measure_client
+from bench.vector_subjects import (
+    CHECKED,
+    FILTERS,
+    NEAREST,
+    TABLE,
+    Below,
+    Chroma,
+    Matrix,
+    Subject,
+    Tiltyard,
+    Vectors,
+    describe,
+)
 from bench.wire import ARROW, call, call_json, of_table, stream
 
 CALLERS = (1, 8, 32)
 FILTER_CALLERS = 8
 SHARES = (0.5, 0.1, 0.01, 0.001)
-FILTERS = {"rank": "at random", "place": "along the vectors"}
-"""Columns that filters select by, and how the rows that they leave lie."""
 FEW_CHECKED = 20
 """Queries whose recall is checked where a server answers fewer than `FEW_CHECKED` a second."""
 PARTS = ("callers", "filters", "libraries", "writes")
@@ -66,7 +76,7 @@ def measure(
     for side, subject in zip(sides, subjects, strict=True):
         found = recall(subject.ids, vectors, below, FEW_CHECKED if side.rate < FEW_CHECKED else CHECKED)
         spread = median(one.p99 / one.p50 for one in side.rounds)
-        what = "all" if below is None else f"{below.limit / vectors.standing:.1%}, {FILTERS[below.column]}"
+        what = describe(below, vectors.standing)
         ratio = _ratio(side.rate, sides[-1].rate, arguments.seconds) if len(sides) > 1 else ""
         yield f"| {what} | {callers} | {subject.name} | {side.words()} | {found:.3f} | {spread:.1f} | {ratio} |"
 
@@ -195,10 +205,12 @@ def main() -> None:
             at_once = f"http://{replay.address.host}:{replay.address.port}"
             limit = "a server that answers at once, by lancedb's client (the recall is no figure)"
             for name, target in ((client, url), (limit, at_once)):
-                for line in measure_client(name, lancedb_client, target, shape, CALLERS, arguments.seconds):
+                clients: list[Asked] = [(None, callers) for callers in CALLERS]
+                for line in measure_client(name, lancedb_client, target, shape, clients, arguments.seconds):
                     print(line, flush=True)
         for kind, library in LIBRARIES.items() if "libraries" in arguments.only else ():
-            for line in measure_client(kind, library, str(folder / "root"), shape, CALLERS, arguments.seconds):
+            loads = list(choose_loads(vectors, ("callers", "filters") if kind == EDGE else ("callers",)))
+            for line in measure_client(kind, library, str(folder / "root"), shape, loads, arguments.seconds):
                 print(line, flush=True)
         if "writes" in arguments.only:
             for line in measure_writes(subjects[1:], vectors, arguments):

@@ -15,7 +15,9 @@ from pathlib import Path
 from bench.constants import Constant, constants_table, markdown_table, short, short_bytes, short_time
 from bench.results import replaced
 from tiltyard.column_refresh.refresh import CHECKPOINT_SECONDS
+from tiltyard.pipeline.indexes.kmeans import MAX_COMPARED_CENTROIDS
 from tiltyard.pipeline.indexes.segments import ROWS_PER_MERGE, ROWS_PER_SEGMENT
+from tiltyard.pipeline.indexes.training import REFINEMENTS
 from tiltyard.pipeline.sources.discovery import TASK_BYTES
 from tiltyard.pipeline.sources.filesystem import READ_AHEAD_BYTES
 from tiltyard.pipeline.upsert.partitioned_lookup import ROWS_PER_TASK, count_partitions, reason_for_all_keys
@@ -221,7 +223,9 @@ def _indexes(plan: Plan, its: Constants, slots: int, manifest: float, listed: fl
         coarse = 256 * centroids * DIMENSION * 2 / its.training.value  # √centroids clusters of 256 rows, in one task
         clustered = sample * math.sqrt(centroids) * DIMENSION * 2 / its.training.value
         clusters = clustered / min(slots, math.sqrt(centroids))
-        train = coarse + clusters + its.coding.value / min(slots, SUB_VECTORS)
+        compared = min(centroids, MAX_COMPARED_CENTROIDS)
+        steps = REFINEMENTS * sample * compared * DIMENSION * 2 / its.assigning.value / min(slots, math.sqrt(centroids))
+        train = coarse + clusters + steps + its.coding.value / min(slots, SUB_VECTORS)
         build = plan.rows * centroids * DIMENSION * 2 / its.assigning.value / slots
         segments = math.ceil(plan.rows / ROWS_PER_SEGMENT)
         merges = math.ceil(plan.rows / ROWS_PER_MERGE)

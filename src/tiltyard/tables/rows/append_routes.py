@@ -89,21 +89,26 @@ def find_made_manifest(target: WriteTarget, version: int) -> bytes | None:
     return made
 
 
-def why_not_at_once(
-    target: WriteTarget, version: int, rows: Sequence[pa.Table | None], manifest: bytes | None
-) -> str | None:
-    """Return why the files and the manifest of appends are not put at the same time; None if that is tried.
+def why_not_at_once(target: WriteTarget, rows: Sequence[pa.Table | None]) -> str | None:
+    """Return why the files and the manifest of appends are not put at the same time; None if they may be.
 
-    `rows` are those of each append, None where they are in files; `manifest` is that of `version`, if it is known.
+    `rows` are those of each append, None where they are in files. Reads nothing: `find_made_manifest` does, after it.
     """
-    if manifest is None:
-        return "this process has not made the latest manifest"
+    if (obstacle := _why_not_by_hand(target)) is not None:
+        return obstacle
     sizes = [int(table.nbytes) for table in rows if table is not None]
     if len(sizes) < len(rows):
         return "rows are in files already"
-    if sum(sizes) > MAX_AT_ONCE_BYTES:
-        return f"rows have more than {MAX_AT_ONCE_BYTES} bytes"
-    return why_not_made_here(target, version, version, manifest)
+    return f"rows have more than {MAX_AT_ONCE_BYTES} bytes" if sum(sizes) > MAX_AT_ONCE_BYTES else None
+
+
+def _why_not_by_hand(target: WriteTarget) -> str | None:
+    """Return why Lance commits to a table, or a branch, whatever the appends are; None if it need not."""
+    if not target.record.managed:
+        return "the table's commits go straight to storage"
+    if is_local(target.location):
+        return "the table is on a disk, where Lance's requests cost nothing"
+    return None if target.branch.is_main else "it is on a branch"
 
 
 def why_not_made_here(target: WriteTarget, version: int, read_version: int, manifest: bytes | None) -> str | None:
@@ -111,12 +116,8 @@ def why_not_made_here(target: WriteTarget, version: int, read_version: int, mani
 
     `manifest` is that of the version, if it was read; `read_version` is the first that fragments were written on.
     """
-    if not target.record.managed:
-        return "the table's commits go straight to storage"
-    if is_local(target.location):
-        return "the table is on a disk, where Lance's requests cost nothing"
-    if not target.branch.is_main:
-        return "it is on a branch"
+    if (obstacle := _why_not_by_hand(target)) is not None:
+        return obstacle
     if manifest is None:
         return "the latest manifest is large, of an older naming scheme, or names files of others"
     if read_version != version:

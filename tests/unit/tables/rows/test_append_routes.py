@@ -90,19 +90,18 @@ def test_why_not_made_here_is_told(  # a case of the table
 
 
 @pytest.mark.parametrize(
-    ("rows", "manifest", "why"),
+    ("target", "rows", "why"),
     [
-        ([pa.table({"a": [1]})], b"", None),
-        ([pa.table({"a": [1]})], None, "has not made the latest manifest"),
-        ([pa.table({"a": [1]}), None], b"", "in files already"),
-        ([pa.table({"a": ["x" * MAX_AT_ONCE_BYTES]})], b"", "more than"),
+        (_target(), [pa.table({"a": [1]})], None),
+        (_target(location="/data/t"), [pa.table({"a": [1]})], "on a disk"),
+        (_target(managed=False), [pa.table({"a": [1]})], "straight to storage"),
+        (_target(branch=Branch("b")), [pa.table({"a": [1]})], "on a branch"),
+        (_target(), [pa.table({"a": [1]}), None], "in files already"),
+        (_target(), [pa.table({"a": ["x" * MAX_AT_ONCE_BYTES]})], "more than"),
     ],
 )
-def test_why_not_at_once_is_told(
-    rows: list[Any], manifest: bytes | None, why: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(append_routes, "recorded_latest", lambda *_: SimpleNamespace(version=4))
-    found = why_not_at_once(_target(), 4, rows, manifest)
+def test_why_not_at_once_is_told(target: Any, rows: list[Any], why: str | None) -> None:
+    found = why_not_at_once(target, rows)
     assert found is None if why is None else why in str(found)
 
 

@@ -81,6 +81,8 @@ class RangeTable:
     files: ObjectFiles
     is_dropped: bool = False
     """Whether its blocks were dropped since."""
+    openings: int = 0
+    """How often a version of it was opened."""
 
 
 @dataclass(slots=True)
@@ -94,6 +96,8 @@ class RangeFile:
     seen: set[int] = field(default_factory=set)
     """Blocks that were read lately and did not enter the cache."""
     seen_since: float = field(default_factory=monotonic)
+    asked_at: int = -1
+    """As many openings as there were when the store was last asked for a manifest's entity tag."""
     in_flight: dict[int, _Blocks] = field(default_factory=dict)
     """Blocks that are requested, or wait to be written to disk."""
 
@@ -143,6 +147,11 @@ class RangeReader:
             self.tables[location] = RangeTable(location, files)
         else:
             known.files = files
+
+    def expect_version(self, location: str) -> None:
+        """Ask the store again for the entity tag of each manifest of a table, a version of which is being opened."""
+        if (known := self.tables.get(location)) is not None:
+            known.openings += 1
 
     def drop_table(self, location: str) -> None:
         """Forget what is known of a table's files; what is being read of them now is not kept."""
@@ -231,12 +240,15 @@ class RangeReader:
 
     async def stat(self, file: RangeFile) -> FileStat:
         """Return the size and the entity tag of a file, as far as they are known. Raises what the store raises."""
-        if file.kind not in (Kind.MANIFEST, Kind.MUTABLE) and file.blocks.size is not None:
+        openings = file.table.openings
+        is_fixed = file.kind is not Kind.MUTABLE and (file.kind is not Kind.MANIFEST or file.asked_at == openings)
+        if is_fixed and file.blocks.size is not None:
             return FileStat(file.blocks.size, file.blocks.e_tag or None)
         async with self._requests:
             stat = await file.table.files.stat_soon(file.location)
         if file.kind is not Kind.MUTABLE:
             file.blocks.learn(stat.size, stat.e_tag)
+            file.asked_at = openings
         return stat
 
     def read_ahead(self, location: str, start: int, end: int) -> None:

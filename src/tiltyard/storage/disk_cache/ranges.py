@@ -132,6 +132,7 @@ class Ranges:
     def _open_manifest(
         self, source: lance.LanceDataset, manifest: bytes, location: str, server: RangeServer
     ) -> CachedVersion:
+        server.call(server.reader.expect_version, location)
         for path, start, end in self._read_ahead(source):
             server.call(server.reader.read_ahead, f"{location}/{path}", start, end)
         with lance_errors(location):

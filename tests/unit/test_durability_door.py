@@ -56,7 +56,7 @@ TASK_WRITERS = re.compile(
 RENAMES = re.compile(r"(?:^|\.)(?:temporary\.(?:replace|rename)|(?:part|new)\.rename)$|^os\.replace$")
 MAY_RENAME = {
     DOOR: "it is the one",
-    "api/metrics.py": "figures that begin anew when they are lost",
+    "api/request_log.py": "figures that begin anew when they are lost",
     "pipeline/functions/environments.py": "environments are checked before they are used",
     "storage/disk_cache/table_copy.py": "a cache, whose files have checksums",
 }

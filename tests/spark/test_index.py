@@ -165,6 +165,58 @@ def test_index_of_vectors_finds_the_nearest(
     assert hits >= 19
 
 
+@pytest.mark.parametrize("kind", ["IVF_FLAT", "IVF_PQ", "BTREE"])
+def test_index_has_segments_of_as_many_rows_as_the_caller_says_and_optimize_leaves_them(
+    spark: SparkSession,
+    catalog: CatalogConnection,
+    target: Table,
+    name: str,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(indexing, "MIN_ROWS_PER_SEGMENT", 1)
+    monkeypatch.setattr(segments, "MAX_DRIVER_ROWS", 0)
+    monkeypatch.setattr(optimizing, "SMALL_SEGMENT_ROWS", 100)
+    column = "id" if kind == "BTREE" else "vector"
+    parameters = {} if kind == "BTREE" else {"num_partitions": "2", "num_sub_vectors": "4"}
+    if kind == "IVF_FLAT":
+        del parameters["num_sub_vectors"]
+    options: dict[str, Any] = {"parameters": parameters, "rows_per_segment": 600}
+    figures = index(LocalRun(), catalog, spark, name, column, kind, **options)
+    assert (figures["rows"], figures["segments"]) == (ROWS, 2)
+    lance.write_dataset(rows(range(ROWS, ROWS + 30)), namespace_client=target.client, table_id=target.id, mode="append")
+    optimize(LocalRun(), catalog, spark, name, compact=False)
+    assert len(described(target, f"{column}_idx").segments) == 3
+    dataset = target.dataset()
+    if kind == "BTREE":
+        assert dataset.count_rows("id >= 595 AND id < 1205") == 610
+    else:
+        vector = dataset.to_table(columns=["vector"], filter="id = 1210")["vector"].to_pylist()[0]
+        nearest = {"column": "vector", "q": vector, "k": 1, "nprobes": 2, "refine_factor": 10}
+        assert dataset.to_table(nearest=nearest, columns=["id"])["id"].to_pylist() == [1210]
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "rows_per_segment", "reason"),
+    [
+        ("id", "BTREE", 99_999, "to 2,097,152 to 268,435,456"),
+        ("id", "BTREE", (256 << 20) + 1, "to 2,097,152 to 268,435,456"),
+        ("text", "FM", 2 << 20, "one segment"),
+    ],
+)
+def test_index_refuses_segments_that_it_cannot_have(
+    spark: SparkSession,
+    catalog: CatalogConnection,
+    target: Table,
+    column: str,
+    kind: str,
+    rows_per_segment: int,
+    reason: str,
+) -> None:
+    with pytest.raises(InvalidInputError, match=reason):
+        index(LocalRun(), catalog, spark, str(target), column, kind, rows_per_segment=rows_per_segment)
+
+
 def test_index_that_is_there_is_replaced_only_if_told(
     spark: SparkSession, catalog: CatalogConnection, target: Table, name: str
 ) -> None:

@@ -29,6 +29,8 @@ from tiltyard.model.columns.index_types import (
 from tiltyard.model.spec import models
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.indexes.segments import (
+    MIN_ROWS_PER_SEGMENT,
+    ROWS_PER_MERGE,
     IndexCheckpoint,
     build_segments,
     commit_empty_index,
@@ -70,6 +72,9 @@ def index(
     metric: Annotated[str | None, "The metric of a vector index: l2, cosine, dot or hamming."] = None,
     parameters: Annotated[dict[str, str], "A parameter of CreateTableIndex: num_partitions=256, …"] = {},  # noqa: B006  # the registry copies it
     branch: Annotated[str | None, "A branch of the table."] = None,
+    rows_per_segment: Annotated[
+        int | None, "Most rows of a segment, which servers that share out tables search apart [default: 268,435,456]."
+    ] = None,
 ) -> Mapping[str, object]:
     """Build an index of a column, on the whole cluster.
 
@@ -84,6 +89,8 @@ def index(
     dataset = target.dataset(branch=branch, block_size=block_size(spec.kind))
     spec = validate_spec(spec, dataset.schema)
     is_distributed = parse_index_type(spec.kind).is_distributed
+    if rows_per_segment is not None:
+        _check_rows_per_segment(rows_per_segment, spec)
     if (figures := _find_built(run, dataset, spec)) is not None:
         return figures
     if not replace and any(existing.name == spec.name for existing in dataset.describe_indices()):
@@ -97,7 +104,10 @@ def index(
             dataset = target.dataset(branch=branch, block_size=block_size(spec.kind))
             continue
         checkpoint = IndexCheckpoint.of(run, location, dataset, column)
-        segments = build_segments(run, spark, location, dataset, branch, spec, checkpoint)
+        segments = build_segments(
+            *(run, spark, location, dataset, branch, spec, checkpoint),
+            rows_per_segment=rows_per_segment or ROWS_PER_MERGE,
+        )
         run.save_checkpoint(_CHECKPOINT_KEY, json.dumps(sorted(str(segment.uuid) for segment in segments)))
         run.check()
         if commit_segments(dataset, spec, segments) and (figures := _find_built(run, dataset, spec)) is not None:
@@ -107,6 +117,16 @@ def index(
     raise ConcurrentModificationError(
         f"Concurrent commits replaced fragments of {table} {_MAX_TRIES} times meanwhile: build when no compaction runs."
     )
+
+
+def _check_rows_per_segment(rows: int, spec: IndexSpec) -> None:
+    """Check that an index has segments, of so many rows. Raises InvalidInputError."""
+    if not parse_index_type(spec.kind).is_distributed:
+        raise InvalidInputError(f"An index of type {spec.kind} is built as one segment: leave rows_per_segment out.")
+    if not MIN_ROWS_PER_SEGMENT <= rows <= ROWS_PER_MERGE:
+        raise InvalidInputError(
+            f"Set rows_per_segment to {MIN_ROWS_PER_SEGMENT:,} to {ROWS_PER_MERGE:,}, not {rows:,}."
+        )
 
 
 def with_metric(parameters: Mapping[str, Any], metric: str | None) -> Mapping[str, Any]:

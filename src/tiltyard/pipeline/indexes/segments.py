@@ -55,6 +55,10 @@ ROWS_PER_SEGMENT = 16 << 20
 ROWS_PER_MERGE = 256 << 20
 """Most rows of a merged segment: one task rewrites it, and holds its vectors' codes on its disk."""
 
+MIN_ROWS_PER_SEGMENT = 2 << 20
+"""The least bound that a caller may set: `optimize` joins segments of up to a full fragment's rows, and a search reads
+some of each segment."""
+
 _UNMERGEABLE_TYPES = frozenset({"IVF_RQ"})
 """Each segment has a random rotation of its own, and cannot be merged with another."""
 
@@ -75,22 +79,24 @@ def build_segments(
     spec: IndexSpec,
     checkpoint: IndexCheckpoint | None = None,
     only: frozenset[int] | None = None,
+    rows_per_segment: int = ROWS_PER_MERGE,
 ) -> list[Any]:
     """Build the segments of all fragments, or of some, and merge them; nothing is committed. Raises RefusedError.
 
-    What the checkpoint holds is not built again, and what is built is added to it; its model stays.
+    A segment has at most `rows_per_segment` rows, but at least a fragment. What the checkpoint holds is not built
+    again, and what is built is added to it; its model stays.
     """
     fragments = {key: each for key, each in fragments_by_id(dataset).items() if only is None or key in only}
     rows = sum(fragment.num_rows for fragment in fragments.values())
     in_driver = spec.kind in LIGHT_TYPES and rows <= MAX_DRIVER_ROWS
     build_input = BuildInput(location, int(dataset.version), branch, spec, dataset if in_driver else None)
-    build = _SegmentBuild(run, None if in_driver else spark, build_input, fragments, checkpoint)
+    build = _SegmentBuild(run, None if in_driver else spark, build_input, fragments, checkpoint, rows_per_segment)
     model = build.train_model(dataset) if spec.kind in VECTOR_TYPES else None
     segments = checkpoint.load_segments(dataset, fragments, model) if checkpoint else []
     covered = {number for segment in segments for number in segment.fragment_ids}
     missing = {number: fragment.num_rows for number, fragment in fragments.items() if number not in covered}
     slots = 1 if in_driver or spec.kind in _GRAPH_TYPES else task_slots(build.spark)
-    groups = group_for_tasks(missing.items(), ROWS_PER_SEGMENT, slots)
+    groups = group_for_tasks(missing.items(), min(ROWS_PER_SEGMENT, rows_per_segment), slots)
     segments = build.merge([*segments, *build.build(model, groups)], model)
     if model is not None and checkpoint is None:
         model.delete(location)
@@ -106,6 +112,7 @@ class _SegmentBuild:
     input: BuildInput
     fragments: Mapping[int, FragmentMetadata]
     checkpoint: IndexCheckpoint | None
+    rows_per_segment: int
 
     def train_model(self, dataset: lance.LanceDataset) -> IndexModel:
         """Train the model, or load it from the checkpoint. Raises RefusedError."""
@@ -132,7 +139,7 @@ class _SegmentBuild:
         return run_tasks(self.spark, self.run, call_task, tasks, on_result=handle_result, name="index: build")
 
     def merge(self, segments: Sequence[Any], model: IndexModel | None) -> list[Any]:
-        """Merge the segments into as few as may be."""
+        """Merge the segments into as few as may be, of up to `rows_per_segment` rows."""
         kind = self.input.spec.kind
         if kind in _UNMERGEABLE_TYPES or (kind in _RANGED_TYPES and not self.input.can_measure_recall):
             return list(segments)
@@ -140,7 +147,7 @@ class _SegmentBuild:
             position: sum(self.fragments[number].num_rows for number in segment.fragment_ids)
             for position, segment in enumerate(segments)
         }
-        most_rows = ROWS_PER_SEGMENT if self.input.spec.kind in _GRAPH_TYPES else ROWS_PER_MERGE
+        most_rows = min(self.rows_per_segment, ROWS_PER_SEGMENT if kind in _GRAPH_TYPES else ROWS_PER_MERGE)
         groups = [[segments[position] for position in group] for group in group_for_tasks(rows.items(), most_rows, 1)]
         kept = [group[0] for group in groups if len(group) == 1]
         tasks = [MergeSegments(self.input, tuple(group)) for group in groups if len(group) > 1]

@@ -36,6 +36,7 @@ def context(datasets: Datasets) -> Context:
         storage=SimpleNamespace(datasets=datasets),
         query_memory=MemoryBudget(4 << 30),
         route_counts=Counts(),
+        table_servers=None,
     )
     return Context(cast("Services", services))
 

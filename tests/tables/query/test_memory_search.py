@@ -451,7 +451,7 @@ def test_codes_of_a_filter_that_repeats_answer_it_at_every_version(
             shares = [table.check(rng.normal(size=DIMENSION).tolist(), "kind < 4") for _ in range(20)]
             vector_cache.wait()
             assert np.mean(shares) >= 0.95
-        latest = table.datasets.open_snapshot(table.uri, {}).dataset
+        latest = table.datasets.open_snapshot(table.uri).dataset
         (entry,) = vector_cache._entries.values()
         assert entry.versions[latest].filters["kind < 4"].allowed.packed is not None
         dataset = lance.dataset(table.uri)

@@ -19,6 +19,7 @@ from tiltyard.api.execution.forwarding import CONNECT_SECONDS, FIRST_BYTES_SECON
 from tiltyard.api.lancedb.databases import DATABASE_HEADER
 from tiltyard.model.ids import wire_delimiter
 from tiltyard.model.spec import ARROW_STREAM, JSON
+from tiltyard.runtime.client_arrow.reading import read_table
 from tiltyard.runtime.tracing import trace_headers
 
 if TYPE_CHECKING:
@@ -84,8 +85,8 @@ class SubQueries:
         if response.status != 200:
             raise ServiceUnavailableError(f"The server {url} gives no answer: {response.status}, {_reason(response)}")
         try:
-            return pa.ipc.open_stream(response.data).read_all()
-        except pa.ArrowInvalid as error:
+            return read_table(response.data)
+        except (ValueError, OSError, pa.ArrowException) as error:
             raise ServiceUnavailableError(f"The server {url} has cut its answer: {error}") from error
 
     def _headers(self, target: str, share: str) -> dict[str, str]:

@@ -95,8 +95,8 @@ class Spread:
     @classmethod
     def of(cls, ctx: Context, table: OpenTable, request: models.QueryTableRequest) -> Spread | None:
         """Return what a request needs; None where servers do not share out tables, or their searches."""
-        servers, rows = ctx.services.table_servers, ctx.settings.spread_search_rows
-        if servers is None or not rows or ctx.segments:
+        servers = ctx.services.table_servers
+        if servers is None or ctx.segments or not (rows := ctx.settings.spread_search_rows):
             return None
         return cls(request, table.record.id, servers, ctx.sub_queries, ctx.check_deadline, rows)
 

@@ -408,7 +408,7 @@ def test_a_key_that_is_revoked_meanwhile_gets_no_rows(tmp_path: Path) -> None:
         wire = stack.enter_context(group.http(group.servers[0], "ann"))
         wait_until(lambda: ask(wire, ALL[0], **PROBES).status_code == 200, "the grant holds")
         admin.good(admin.http.post("/tiltyard/v1/key/revoke", json={"key_id": group.keys["ann"].split("_")[1]}))
-        # The other server knows of it at once, and refuses its share; the one that is asked, which may answer alone where
-        # that one is slow, knows of it within a tenth of a second (tests/histories judge that).
-        wait_until(lambda: ask(wire, ALL[0], **PROBES).status_code == 401, "the end of the key is known")
+        # The other server knows of it at once, and refuses its share; the one that is asked, which may answer alone
+        # where that one is slow, knows of it within a tenth of a second (tests/histories judge that).
+        wait_until(lambda: ask(wire, ALL[0], **PROBES).status_code == 401, "the end of the key is known", seconds=5)
         assert [ask(wire, ALL[0], **PROBES).status_code for _ in range(20)] == [401] * 20

@@ -32,30 +32,27 @@ def prune_points(
 
     With `keep`, all but so many of the latest are removed; with `expired_at` (ms since 1970), those that have expired
     by then. With `force`, the marks of backups and removals that were killed are removed first. Raises
-    InvalidInputError while a backup is being taken, for a damaged backup, and what the storage raises.
+    InvalidInputError while a backup is being taken, for a damaged backup among those that stay, and what the storage
+    raises.
     """
     with lance_errors(target.location):
         if force:
             target.delete([entry.path for entry in target.walk("running")])
         with running(target, PRUNING), tempfile.TemporaryDirectory(prefix="tiltyard-prune-") as folder:
             ids = list_points(target)
-            removed = set() if keep is None else set(ids[:-keep])
+            kept = [read_point(target, point_id) for point_id in (ids if keep is None else ids[-keep:])]
             if expired_at is not None:
-                removed |= {point_id for point_id in ids[:-1] if _has_expired(target, point_id, expired_at)}
-            kept = [point_id for point_id in ids if point_id not in removed]
-            needed = {f"points/{point_id}" for point_id in kept}
-            for point_id in kept:
-                lists = fetch_part(target, read_point(target, point_id), "files", Path(folder))
+                kept = [point for point in kept if point is kept[-1] or not 0 < point.expires_at <= expired_at]
+            needed = {f"points/{point.id}" for point in kept}
+            for point in kept:
+                lists = fetch_part(target, point, "files", Path(folder))
                 needed |= {file.key(table.folder) for table in read_tables(lists) for file in table.files}
-            target.delete([f"points/{point_id}/point.json" for point_id in sorted(removed)])
+            removed = [point_id for point_id in ids if f"points/{point_id}" not in needed]
+            target.delete([f"points/{point_id}/point.json" for point_id in removed])
             garbage = [
                 entry
                 for entry in [*target.walk("points"), *target.walk("files"), *target.walk("contents")]
                 if entry.path not in needed and entry.path.rpartition("/")[0] not in needed
             ]
             target.delete([entry.path for entry in garbage])
-            return Pruned(len(kept), sorted(removed), len(garbage), sum(entry.size for entry in garbage))
-
-
-def _has_expired(target: BackupTarget, point_id: str, now: int) -> bool:
-    return 0 < read_point(target, point_id).expires_at <= now
+            return Pruned(len(kept), removed, len(garbage), sum(entry.size for entry in garbage))

@@ -115,11 +115,13 @@ class Ranges:
     def portions(self, rows: int) -> Iterator[list[Range]]:
         """Yield the ranges that are not empty, as many at once as have about so many rows."""
         portion: list[Range] = []
+        portion_rows = 0
         for place in np.flatnonzero(self.counts).tolist():
             portion.append((self.files[place], int(self.firsts[place]), int(self.counts[place])))
-            if sum(count for _, _, count in portion) >= rows:
+            portion_rows += portion[-1][2]
+            if portion_rows >= rows:
                 yield portion
-                portion = []
+                portion, portion_rows = [], 0
         if portion:
             yield portion
 

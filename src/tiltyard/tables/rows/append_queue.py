@@ -503,14 +503,14 @@ def _commit_at_once(
     if (obstacle := why_not_at_once(target, rows)) is not None:
         log_route(target, AppendRoute.AT_ONCE, obstacle)
         return None
-    groups = list(_join_rows(_group_by_schema(rows)))
-    if not groups:
-        return None
     with lock():
         manifest = find_made_manifest(target, base.version)
         route = _route_of(target, checked, queued)
         if manifest is None or route is None:
             log_route(target, AppendRoute.AT_ONCE, "this process has not made the latest manifest")
+            return None
+        groups = list(_join_rows(_group_by_schema(rows)))
+        if not groups:
             return None
         committed = write_and_commit_made_here(
             target.ctx.storage,

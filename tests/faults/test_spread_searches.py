@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import lance
+import lancedb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -397,6 +398,23 @@ def test_an_owner_that_is_gone_or_stalled_costs_a_moment_and_no_search(tmp_path:
         assert max(caller.longest for caller in callers) < 5
         with group.http(group.servers[0]) as wire:
             assert ask(wire, ALL[3]).content == expected
+
+
+def test_lancedb_gets_the_rows_that_one_server_gives(group: Group) -> None:
+    tables = [
+        lancedb.connect("db://spread", api_key=group.keys["administrator"], host_override=server.url).open_table(
+            name_of(*ALL[3])
+        )
+        for server in (*group.servers, group.alone)
+    ]
+    assert "3 servers search" in tables[0].search(QUERIES[1]).limit(5).nprobes(6).explain_plan()
+
+    def find(table: Any) -> pa.Table:
+        return table.search(QUERIES[1]).limit(7).offset(2).nprobes(6).where("id % 3 = 0").refine_factor(2).to_arrow()
+
+    found = [find(table) for table in tables]
+    assert found[0].num_rows == 7
+    assert all(each.equals(found[-1]) for each in found)
 
 
 def test_a_key_that_is_revoked_meanwhile_gets_no_rows(tmp_path: Path) -> None:
